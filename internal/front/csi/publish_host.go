@@ -91,7 +91,6 @@ func publishRaw(ctx context.Context, p *driverProxy, id staging.VolumeID, w *dec
 	}
 	reply, err := forward(ctx)
 	if notPublished(w.Path, known, err) {
-		rec = p.records.Get(id) // a copy: others read the one that was put
 		delete(rec.Raw, w.Path)
 		p.stager.RecordOnHost(&rec)
 	}

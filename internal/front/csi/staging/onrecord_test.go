@@ -35,6 +35,10 @@ func TestTargetsThatWentAreForgotten(t *testing.T) {
 	check.That(t, len(of.OnHost) == 0 && of.Stage != nil, "kept: %+v", of)
 	left, err := os.ReadDir(dir + "/csi")
 	check.That(t, err == nil && len(left) == 2, "records: %q", left)
+	raw := Record{VolumeID: VolumeID{"d", "raw"}, Raw: map[string]bool{here: true}}
+	check.Must(t, records.Put(raw))
+	delete(raw.Raw, here) // the caller's own: others read the record at any time
+	check.That(t, records.Get(raw.VolumeID).Raw[here], "a record changed without Put")
 }
 
 // TestRecordsThatCannotBeUsed: a newer version's stays and is named, one that a kill left is removed, and one that
@@ -74,10 +78,7 @@ func TestAPipeAmongTheRecords(t *testing.T) {
 	check.Must(t, os.Mkdir(dir, 0o700))
 	check.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe.json"), 0o600))
 	read := make(chan error, 1)
-	go func() {
-		_, err := StagedDevices(state)
-		read <- err
-	}()
+	go func() { read <- check.Err(StagedDevices(state)) }()
 	select {
 	case err := <-read:
 		check.That(t, err != nil && strings.Contains(err.Error(), "pipe.json"), "got %v", err)

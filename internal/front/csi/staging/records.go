@@ -213,6 +213,7 @@ func (r *Records) putInMemory(rec Record) {
 		delete(r.all, rec.VolumeID)
 		return
 	}
+	rec.Raw = maps.Clone(rec.Raw) // the caller may change his own
 	r.all[rec.VolumeID] = rec
 }
 
