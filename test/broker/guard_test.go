@@ -157,10 +157,7 @@ func TestForeignMountThatHangs(t *testing.T) {
 	t.Cleanup(func() { check.Must(t, unix.Unmount(target, unix.MNT_DETACH)) })
 	server.Silent.Store(true)
 	done := make(chan error, 1)
-	go func() {
-		_, err := n.Release(context.Background(), target)
-		done <- err
-	}()
+	go func() { done <- check.Err(n.Release(context.Background(), target)) }()
 	select {
 	case err := <-done:
 		check.That(t, err == nil && len(rig.MountPoints(target)) == 1, "released with %v, mounted is %v", err, rig.MountPoints(target))

@@ -43,10 +43,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	_, err := watch.Recv() // SYNCED
 	check.Must(t, err)
 	done := make(chan error, 1)
-	go func() {
-		_, err := client.RuntimeStageVolume(t.Context(), req)
-		done <- err
-	}()
+	go func() { done <- check.Err(client.RuntimeStageVolume(t.Context(), req)) }()
 	check.Eventually(t, "the call is under way", func() bool {
 		records, _ := filepath.Glob(d.Dir + "/run/state/volumes/*.json")
 		return len(records) == 1

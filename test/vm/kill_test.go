@@ -265,10 +265,7 @@ func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
 		b.exec(b.run(pod, "beside"), "(until [ -e /sys/block/vda ]; do :; done; "+killAgent+") >/dev/null 2>&1 </dev/null &")
 	}
 	made := make(chan error, 1)
-	go func() {
-		_, err := pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}})
-		made <- err
-	}()
+	go func() { made <- check.Err(pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}})) }()
 	if kill != nil {
 		check.Eventually(b.t, "the machine has the disk", func() bool { return m.hasOpen(v.device) })
 		check.Must(b.t, kill(m))
@@ -328,8 +325,7 @@ func TestAPodOutlivesOthers(t *testing.T) {
 	s.pod = b.pod(s.v.Pod)
 	m, made := b.machine(), make(chan error, 1)
 	go func() {
-		_, err := s.pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(s.v)}})
-		made <- err
+		made <- check.Err(s.pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(s.v)}}))
 	}()
 	check.Eventually(t, "the machine has the disk", func() bool { return m.hasOpen(s.v.device) })
 	b.CRI.Process.Kill()

@@ -127,8 +127,7 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 	conn := check.Value(connect(w.csi()))(t)
 	defer func() { _ = conn.Close() }()
 	go func() {
-		_, err := csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
-		answered <- err
+		answered <- check.Err(csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))
 	}()
 	check.Eventually(t, "the call is under way", d.Hangs.Load)
 	go func() { w.stop(); close(ended) }()
