@@ -35,12 +35,15 @@ type living struct {
 func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
 	var out living
-	volumes, err := deferral.OnRecord(stateDir)
+	volumes, held, err := deferral.OnRecord(stateDir)
 	devices, stagedErr := staging.StagedDevices(stateDir)
 	out.unsure = errors.Join(err, stagedErr)
-	for _, v := range volumes {
-		if (v.Origin != nil || !throughFront) && ours(v.Driver) {
-			out.volumes = append(out.volumes, describe(v))
+	for i, v := range slices.Concat(volumes, held) {
+		if what := describe(v); (v.Origin != nil || !throughFront) && ours(v.Driver) {
+			if i >= len(volumes) {
+				what += ", released by force while it was open: end the process that crustctl doctor names"
+			}
+			out.volumes = append(out.volumes, what)
 		}
 	}
 	for _, one := range unpublished(devices, volumes) {

@@ -27,13 +27,13 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// stateWith writes records of volumes, each "driver/pod"; a driver with a star
-// published through the Runtime API by itself.
+// stateWith writes records of volumes, each "driver/pod"; a driver with a star published through the Runtime API by
+// itself. The device of a pod that is called held was released by force.
 func stateWith(t *testing.T, volumes ...string) (runDir string) {
 	t.Helper()
 	runDir = t.TempDir()
-	dir := filepath.Join(runDir, "state", "volumes")
-	check.Must(t, os.MkdirAll(dir, 0o700))
+	state := filepath.Join(runDir, "state")
+	check.Must(t, errors.Join(os.MkdirAll(state+"/volumes", 0o700), os.Mkdir(state+"/held", 0o700)))
 	boot := check.Value(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)
 	for _, one := range volumes {
 		driver, pod, _ := strings.Cut(one, "/")
@@ -49,8 +49,10 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 			Version int    `json:"version"`
 			Boot    string `json:"boot"`
 			volume.Volume
-		}{1, strings.TrimSpace(string(boot)), v}))(t)
-		check.Must(t, os.WriteFile(filepath.Join(dir, string(v.Key)+".json"), raw, 0o600))
+			Held volume.Volume `json:"volume"`
+		}{1, strings.TrimSpace(string(boot)), v, v}))(t)
+		dir := map[bool]string{false: "volumes", true: "held"}[pod == "held"]
+		check.Must(t, os.WriteFile(filepath.Join(state, dir, string(v.Key)+".json"), raw, 0o600))
 	}
 	return runDir
 }
@@ -86,6 +88,8 @@ func TestRemovable(t *testing.T) {
 		"nothing":           {nil, nil, exitOK, []string{"No deferred volume"}, ""},
 		"one":               {[]string{"lvm/p1"}, nil, exitError, []string{"1 deferred", "/k/pods/p1/mount (driver lvm, handler kata, pod ns/name-of-p1)", "--abandon-volumes"}, ""},
 		"of the API itself": {[]string{"lvm*/p1"}, nil, exitError, []string{"/k/pods/p1/mount (driver lvm, handler kata)"}, ""},
+		"released by force": {[]string{"lvm/held"}, nil, exitError, []string{"1 deferred", "/k/pods/held/mount", "released by force while it was open"}, ""},
+		"held, of another":  {[]string{"lvm/held"}, []string{"ebs"}, exitOK, []string{"No deferred volume"}, ""},
 		"a driver":          {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs"}, exitError, []string{"1 deferred", "p2"}, "p1"},
 		"two drivers":       {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs", "lvm"}, exitError, []string{"2 deferred"}, ""},
 		"a driver that has none behind the front": {[]string{"lvm*/p1"}, []string{"lvm"}, exitOK, []string{"No deferred volume"}, "p1"},
@@ -193,10 +197,7 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 		{file: "volumes/stray", content: "hello", volume: "lvm/p1"},
 	} {
 		cfg := config.Default()
-		cfg.RunDir, cfg.Front.KubeletRegistry = stateWith(t), t.TempDir()
-		if c.volume != "" {
-			cfg.RunDir = stateWith(t, c.volume)
-		}
+		cfg.RunDir, cfg.Front.KubeletRegistry = stateWith(t, strings.Fields(c.volume)...), t.TempDir()
 		path := filepath.Join(cfg.StateDir(), c.file)
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)))
 		core, logs := observer.New(zapcore.DebugLevel)
@@ -259,6 +260,7 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
 			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
 		},
+		nodeIn(t, telemetry.NodeState{BadRecords: 2}):          {"1", "node 127.0.0.1: 2 record(s) there cannot be used"},
 		nodeWithStaged(t, nil, published, "vol-1"):             {"0", "any of 1 nodes"}, // counted as a volume
 		nodeWithStaged(t, nil, published, "vol-1", "vol-2"):    {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of ebs.csi.aws.com", "crust-proxy removable"},
 		nodeWithStaged(t, errors.New("a damaged record"), nil): {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of unknown"},

@@ -87,15 +87,12 @@ func askNode(ctx context.Context, address, own string) error {
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(io.LimitReader(reply.Body, mostMetrics))
-	if err != nil {
+	samples, extractErr := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, slices.Collect(maps.Values(families))...)
+	if err = errors.Join(err, extractErr); err != nil {
 		return fmt.Errorf("its answer cannot be read: %w", err)
 	}
 	if families["crust_proxy_build_info"] == nil {
 		return errors.New("what answers there is no crust-proxy")
-	}
-	samples, err := expfmt.ExtractSamples(&expfmt.DecodeOptions{}, slices.Collect(maps.Values(families))...)
-	if err != nil {
-		return fmt.Errorf("its answer cannot be read: %w", err)
 	}
 	return livesThere(samples, own)
 }
@@ -105,7 +102,7 @@ func askNode(ctx context.Context, address, own string) error {
 var notLiving = []model.LabelValue{"adopted", "refused"}
 
 func livesThere(samples model.Vector, own string) error {
-	count, of, behind := 0, []string{}, []string{}
+	count, unusable, of, behind := 0, 0, []string{}, []string{}
 	for _, one := range samples {
 		driver := string(one.Metric["driver"])
 		switch one.Metric[model.MetricNameLabel] {
@@ -113,6 +110,8 @@ func livesThere(samples model.Vector, own string) error {
 			if driver != own && driver != "unknown" { // of a registrar that does not answer
 				behind = append(behind, driver)
 			}
+		case "crust_proxy_records_unusable": // each may be of a volume, or of a device that is held
+			unusable += int(one.Value)
 		case "crust_proxy_volumes", "crust_proxy_devices_staged":
 			if one.Value > 0 && !slices.Contains(notLiving, one.Metric["state"]) {
 				count += int(one.Value)
@@ -123,6 +122,9 @@ func livesThere(samples model.Vector, own string) error {
 	var found []string
 	if slices.Sort(of); count > 0 {
 		found = append(found, fmt.Sprintf("%d deferred volume(s) live there, of %s", count, strings.Join(slices.Compact(of), ", ")))
+	}
+	if unusable > 0 {
+		found = append(found, fmt.Sprintf("%d record(s) there cannot be used, and may be of volumes: crustctl doctor names them", unusable))
 	}
 	if slices.Sort(behind); len(behind) > 0 {
 		found = append(found, fmt.Sprintf("%d CSI driver(s) are behind the front there: %s", len(behind), strings.Join(behind, ", ")))

@@ -174,7 +174,7 @@ func (b *Broker) Load(ctx context.Context) error {
 		// The mounts and claims of an earlier boot are gone.
 		b.table.enter(&entry{rec: rec, removing: rec.Boot != b.boot})
 	}
-	forced, problems := b.store.loadHeld(b.boot)
+	forced, problems := b.store.loadHeld(b.boot, os.Remove)
 	problems = append(problems, found.problems...)
 	for _, h := range forced {
 		b.users.Force(h, b.store.dropHeld) // reconcile asks who has it

@@ -144,8 +144,7 @@ func (r *remover) cleanUnknown(ctx context.Context, t *guard.Target) error {
 // continues. A nil target is resolved again. Unless it is forced, the last volume's undo
 // fails while the device is mounted, or a process has it open.
 func (r *remover) undo(ctx context.Context, rec *record, t *guard.Target, force bool) error {
-	err := r.steps(ctx, rec, t, force)
-	if err != nil {
+	if err := r.steps(ctx, rec, t, force); err != nil {
 		r.table.markRemoving(rec.Key, err)
 		return err
 	}

@@ -122,11 +122,10 @@ func (s *store) write(v *volume.Volume, path string, raw []byte) error {
 	tmp := filepath.Join(s.dir, tmpDir, fmt.Sprintf("%s.%d", v.Key, s.serial.Add(1)))
 	err := sys.InDir(filepath.Dir(tmp), func() error { return sys.WriteNew(unix.AT_FDCWD, tmp, raw) })
 	if err == nil {
-		if err = unix.Rename(tmp, path); err != nil {
-			_ = unix.Unlink(tmp)
-		}
+		err = unix.Rename(tmp, path)
 	}
 	if err != nil {
+		_ = unix.Unlink(tmp)
 		return volume.Errorf(volume.DiskKind(err), "volume %s: the record cannot be written below %s: %w", v.Target, s.dir, err)
 	}
 	return nil
@@ -137,10 +136,7 @@ func (s *store) write(v *volume.Volume, path string, raw []byte) error {
 func (s *store) beginRemoval(key volume.Key) error {
 	begun := s.path(removingDir, key)
 	err := sys.InDir(filepath.Dir(begun), func() error { return unix.Rename(s.path(volumesDir, key), begun) })
-	if errors.Is(err, unix.ENOENT) {
-		return nil // begun before
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, unix.ENOENT) { // else it was begun before
 		return volume.Errorf(volume.DiskKind(err), "volume %s: the removal cannot be recorded below %s: %w", key.Short(), s.dir, err)
 	}
 	return nil
@@ -313,33 +309,33 @@ func bootID() (string, error) {
 }
 
 // OnRecord lists the volumes of this boot that a state directory has on record, those that are being removed among
-// them. It changes nothing, and the daemon may be running or not. After an error the list is incomplete: the caller
-// must treat each record that cannot be read as a volume in use.
-func OnRecord(stateDir string) ([]*volume.Volume, error) {
+// them, and those whose devices are held after a release by force. It changes nothing, and the daemon may be running or
+// not. After an error the lists are incomplete: the caller must treat each record that cannot be read as a volume in use.
+func OnRecord(stateDir string) (out, held []*volume.Volume, err error) {
 	boot, err := bootID()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []*volume.Volume
 	var problems []error
 	for _, part := range []string{volumesDir, removingDir} {
 		records, unread, err := (&store{dir: stateDir}).readAll(part)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			problems = append(problems, err)
-		}
+		problems = append(problems, err)
 		for _, rec := range records {
 			if rec.Boot == boot {
 				out = append(out, &rec.Volume)
 			}
 		}
 		for _, file := range unread {
-			if !errors.Is(file.err, fs.ErrNotExist) { // else it went meanwhile
-				problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(stateDir, part, file.name), file.err))
-			}
+			problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(stateDir, part, file.name), file.err))
 		}
 	}
+	forced, unread := (&store{dir: stateDir}).loadHeld(boot, func(string) error { return nil }) // last, as they are written first
+	for _, one := range forced {
+		held = append(held, one.Volume)
+	}
 	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })
-	return out, errors.Join(problems...)
+	gone := func(err error) bool { return errors.Is(err, fs.ErrNotExist) } // never made, or removed meanwhile
+	return out, held, errors.Join(slices.DeleteFunc(append(problems, unread...), gone)...)
 }
 
 // heldRecord is a device that was released by force, until the kernel counts nobody who has it.
@@ -368,7 +364,7 @@ func (s *store) putHeld(h claim.Held, boot string) error {
 func (s *store) dropHeld(v *volume.Volume) { _ = unix.Unlink(s.heldPath(v)) }
 
 // loadHeld reads the records, and drops those of an earlier boot.
-func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
+func (s *store) loadHeld(boot string, drop func(path string) error) (all []claim.Held, problems []error) {
 	names, err := os.ReadDir(filepath.Join(s.dir, heldDir))
 	if err != nil {
 		return nil, []error{volume.Errorf(volume.Internal, "the records of devices that were released by force cannot be read: %w", err)}
@@ -382,7 +378,7 @@ func (s *store) loadHeld(boot string) (all []claim.Held, problems []error) {
 		}
 		switch {
 		case err == nil && rec.Boot != "" && rec.Boot != boot:
-			_ = unix.Unlink(path)
+			_ = drop(path)
 		case err == nil && rec.Version <= recordVersion && rec.Volume != nil && rec.Volume.Device.Kind != "":
 			all = append(all, claim.Held{Volume: rec.Volume, Sequence: rec.Sequence, Since: rec.Since})
 		default:

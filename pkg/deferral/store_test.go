@@ -189,15 +189,15 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 	} {
 		s := newTestStore(t)
 		check.Must(t, os.WriteFile(s.heldPath(v), check.Value(json.Marshal(&c.rec))(t), 0o600))
-		held, problems := s.loadHeld("boot")
+		held, problems := s.loadHeld("boot", os.Remove)
 		check.That(t, len(held) == c.held && len(problems) == c.problems, "%s: %v, %v", name, held, problems)
 	}
 }
 
 func TestOnRecord(t *testing.T) {
 	dir := t.TempDir()
-	got, err := OnRecord(dir + "/nowhere")
-	check.That(t, got == nil && err == nil, "without a state directory: %v, %v", got, err)
+	got, held, err := OnRecord(dir + "/nowhere")
+	check.That(t, got == nil && held == nil && err == nil, "without a state directory: %v, %v, %v", got, held, err)
 	boot := check.Value(bootID())(t)
 	put := func(part, target, boot string, version int) {
 		t.Helper()
@@ -211,13 +211,13 @@ func TestOnRecord(t *testing.T) {
 	put("volumes", "/t/b", boot, recordVersion)
 	put("removing", "/t/a", boot, recordVersion)
 	put("volumes", "/t/old", "another boot", recordVersion)
-	got, err = OnRecord(dir)
+	got, _, err = OnRecord(dir)
 	check.Require(t, err == nil && len(got) == 2 && got[0].Target == "/t/a" && got[1].Target == "/t/b", "%v, %v", got, err)
 	put("volumes", "/t/newer", boot, recordVersion+1)
-	got, err = OnRecord(dir)
+	got, _, err = OnRecord(dir)
 	check.That(t, err != nil && len(got) == 2, "a record that cannot be read: %v, %v", got, err)
 	check.Must(t, os.RemoveAll(dir+"/volumes"))
 	check.Must(t, os.WriteFile(dir+"/volumes", nil, 0o600))
-	got, err = OnRecord(dir)
+	got, _, err = OnRecord(dir)
 	check.That(t, err != nil && len(got) == 1, "records that cannot be listed: %v, %v", got, err)
 }
