@@ -519,6 +519,7 @@ func TestCSIDriverObjects(t *testing.T) {
 		{"plain", "block", "kata", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"tokens", "native", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
 		{"of no object", "block", "crust", "1", "nothing", bad{want: OK, seen: "nothing that"}},
+		{"", "block", "crust", "1", "nothing", bad{want: Skip, seen: "did not say"}},
 		{"tokens", "block", "crust", "1", "csidrivers", bad{want: Skip, seen: "not looked at: the API server does not allow it"}},
 	} {
 		tr := newTree(t)
@@ -531,6 +532,9 @@ func TestCSIDriverObjects(t *testing.T) {
 			tr.write("/sys/fs/selinux/enforce", c.selinux)
 		}
 		daemon.Handlers[0].Name, daemon.Drivers = c.handler, []*adminv1.Driver{{Name: c.driver, Mode: c.mode}}
+		if c.driver == "" {
+			daemon = Daemon{Err: errors.New("connection refused")}
+		}
 		assertFinding(t, findingsOf(t, "csidriver-objects", node, daemon), c.bad)
 	}
 }

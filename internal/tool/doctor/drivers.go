@@ -89,7 +89,7 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	case !cluster.On():
 		return []Finding{okay("no cluster is asked by this daemon's configuration")}
 	case len(d.Drivers) == 0:
-		return []Finding{okay("no driver is known to be behind crust-proxy")}
+		return []Finding{show.Either(d.up(), okay("no driver is known to be behind crust-proxy"), skipped("the daemon did not say which drivers are behind it"))}
 	}
 	who := n.identity()
 	var list struct{ Items []csiDriver }
