@@ -184,13 +184,14 @@ func (l *lostVolumes) reconcile(ctx context.Context, known *entry, report *colle
 		report.add(&known.rec.Volume, "retract orphan", l.remover.undo(ctx, known.rec, nil, false))
 		return false
 	case err == nil:
-		err = l.useRecord(ctx, known, rec)
-		report.add(&known.rec.Volume, "read record", err)
-		if err == nil {
+		if err = l.useRecord(ctx, known, rec); err == nil {
+			report.add(&known.rec.Volume, "read record", nil)
 			return true
 		}
 	}
-	l.table.setProblem(key, errors.Join(l.reclaim(ctx, known), err))
+	err = errors.Join(l.reclaim(ctx, known), err)
+	report.add(&known.rec.Volume, "read record", err)
+	l.table.setProblem(key, err)
 	return false
 }
 

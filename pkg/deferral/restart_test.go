@@ -235,7 +235,9 @@ func TestLostRecord(t *testing.T) {
 	reconcile := func(s *bench, who string, free error, want string, steps ...string) {
 		s.Helper()
 		s.who, s.fail = who, map[string]error{"free": free}
-		check.Must(s, check.Err(s.b.Reconcile(s.Context())))
+		report := check.Value(s.b.Reconcile(s.Context()))(s)
+		reported := slices.ContainsFunc(report.Repairs, func(r Repair) bool { return r.Action == "read record" && r.Err != nil })
+		check.That(s, reported == (len(s.b.Lost()) > 0), "of a lost volume, or another, it reports %+v", report.Repairs)
 		s.saw(steps...)
 		s.is(want)
 	}
