@@ -94,36 +94,38 @@ func checkVolumes(_ context.Context, _ Node, d Daemon) (found []Finding) {
 	return orOK(found, "none of %d volumes is degraded or has failed", len(d.Volumes))
 }
 
-func volumeFindings(v *adminv1.Volume) []Finding {
-	id := show.ShortID(v.GetId())
-	look := "crustctl get " + id
+func volumeFindings(v *adminv1.Volume) (found []Finding) {
+	look := "crustctl get " + show.ShortID(v.GetId())
 	switch {
 	case v.GetReleasedByForce():
 		return []Finding{failure("delete its pod, or where that has gone: crustctl end "+v.GetId()+"; until then give the device to nobody else",
 			"volume %s was released by force %s ago, and its device %s is still open in %s, which may write to it beside the next owner",
 			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
-		return []Finding{failure("crustctl reconcile, then "+look, "volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
+		found = []Finding{failure("crustctl reconcile, then "+look, "volume %s is degraded: %s", v.GetTargetPath(), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetCondition().GetAbnormal():
-		return []Finding{failure(look+"; the sandbox reports this, look into the pod",
+		found = []Finding{failure(look+"; the sandbox reports this, look into the pod",
 			"volume %s is abnormal: %s", v.GetTargetPath(), cmp.Or(v.GetCondition().GetMessage(), noReason))}
-	case v.GetHeldBy() != "":
-		return []Finding{warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
-			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
-			v.GetHeldBy(), since(v.GetHeldSince()))}
-	case v.GetFrozenSince() != nil:
-		return []Finding{warning("crustctl thaw "+id, "volume %s is frozen: its writes have been held for %s, and go on by themselves in %s",
-			v.GetTargetPath(), since(v.GetFrozenSince()), show.Duration(time.Until(v.GetFrozenUntil().AsTime())))}
+	case v.GetHeldBy() != "": // below: it is the last error, too
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED:
-		return []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", cmp.Or(v.GetRefusedBy(), noReason), cmp.Or(v.GetLastError(), noReason))}
+		found = []Finding{warning(look+"; its pod does not start", "refused by the %s: %s", cmp.Or(v.GetRefusedBy(), noReason), cmp.Or(v.GetLastError(), noReason))}
 	case v.GetLastError() != "" && !sys.IsEmptyDir(v.GetTargetPath()): // runtime-rs has no stats of Kata's own emptyDirs
 		named := "volume " + v.GetTargetPath() + ": " // most errors name it already
-		return []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
+		found = []Finding{warning(look, "%s%s", named, strings.TrimPrefix(v.GetLastError(), named))}
 	case v.GetGroupProblem() != "":
-		return []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
+		found = []Finding{warning("correct that; then "+look, "volume %s of pod %s with group %s: %s", v.GetTargetPath(),
 			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}
 	}
-	return nil
+	if v.GetHeldBy() != "" {
+		found = append(found, warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
+			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
+			v.GetHeldBy(), since(v.GetHeldSince())))
+	}
+	if v.GetFrozenSince() != nil {
+		found = append(found, warning("crustctl thaw "+show.ShortID(v.GetId()), "volume %s is frozen: its writes have been held for %s, "+
+			"and go on by themselves in %s", v.GetTargetPath(), since(v.GetFrozenSince()), show.Duration(time.Until(v.GetFrozenUntil().AsTime()))))
+	}
+	return found
 }
 
 func since(at *timestamppb.Timestamp) string { return show.Duration(time.Since(at.AsTime())) }

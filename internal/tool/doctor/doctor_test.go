@@ -145,6 +145,12 @@ func assertFinding(t *testing.T, got []Finding, c bad) {
 }
 
 func daemonFaults() []bad {
+	volumeAs := func(state adminv1.VolumeState, lastError string, change func(*adminv1.Volume)) func(tree, *Node, *Daemon) {
+		return func(_ tree, _ *Node, d *Daemon) {
+			*d = withVolume(state, lastError)
+			change(d.Volumes[0])
+		}
+	}
 	return []bad{
 		{"findings", "daemon-findings", func(_ tree, _ *Node, d *Daemon) { d.Node.Findings = []string{"no xfs"} }, Warn, "no xfs", "journalctl"},
 		{"findings that are errors", "daemon-findings", func(_ tree, _ *Node, d *Daemon) {
@@ -153,38 +159,32 @@ func daemonFaults() []bad {
 		{"scan", "proof", func(_ tree, _ *Node, d *Daemon) { d.Node.ProofReason = "no BTF" }, Warn, "no BTF", "operations.md"},
 		{"no handler", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers = nil }, Error, "no runtime handler", "configure"},
 		{"unhealthy", "handlers", func(_ tree, _ *Node, d *Daemon) { d.Handlers[0] = &adminv1.Handler{Name: "kata", Problem: "no dir"} }, Error, "no dir", "handlers"},
-		{"degraded", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_DEGRADED, "device gone")
-		}, Error, "device gone", "crustctl get"},
-		{"last error", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "stats timed out")
-		}, Warn, "stats timed out", "crustctl get"},
-		{"abnormal", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "no answer since")
-			d.Volumes[0].Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
-		}, Error, "bad blocks", "sandbox"},
-		{"released by force", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_HELD, "its device is open")
-			d.Volumes[0].ReleasedByForce, d.Volumes[0].HeldBy, d.Volumes[0].Device = true, "process 7", "/dev/x"
-		}, Error, "/dev/x is still open in process 7", "crustctl end"},
-		{"held", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_REMOVING, "its device is open")
-			d.Volumes[0].HeldBy, d.Volumes[0].HeldSince = "process 7", timestamppb.New(time.Now().Add(-48*time.Hour))
-		}, Warn, "open in process 7 for 2d", "crustctl end"},
-		{"frozen", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
-			d.Volumes[0].FrozenSince, d.Volumes[0].FrozenUntil = timestamppb.New(time.Now().Add(-48*time.Hour)), timestamppb.New(time.Now().Add(49*time.Hour))
-		}, Warn, "held for 2d, and go on by themselves in 2d", "crustctl thaw " + idOf(targetA)[:12]},
-		{"group ignored", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
-			v := d.Volumes[0]
+		{"degraded", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_DEGRADED, "device gone", func(*adminv1.Volume) {}), Error, "device gone", "crustctl get"},
+		{"last error", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "stats timed out", func(*adminv1.Volume) {}), Warn, "stats timed out", "crustctl get"},
+		{"abnormal", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "no answer since", func(v *adminv1.Volume) {
+			v.Condition = &adminv1.VolumeCondition{Abnormal: true, Message: "bad blocks"}
+		}), Error, "bad blocks", "sandbox"},
+		{"degraded and held", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_DEGRADED, "no answer since", func(v *adminv1.Volume) {
+			v.HeldBy, v.HeldSince = "process 7", timestamppb.New(time.Now().Add(-48*time.Hour))
+		}), Warn, "open in process 7 for 2d", "crustctl end"},
+		{"frozen, and an error", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "stats timed out", func(v *adminv1.Volume) {
+			v.FrozenSince = timestamppb.Now()
+		}), Warn, "stats timed out", "crustctl get"},
+		{"released by force", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_HELD, "its device is open", func(v *adminv1.Volume) {
+			v.ReleasedByForce, v.HeldBy, v.Device = true, "process 7", "/dev/x"
+		}), Error, "/dev/x is still open in process 7", "crustctl end"},
+		{"held", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_REMOVING, "its device is open", func(v *adminv1.Volume) {
+			v.HeldBy, v.HeldSince = "process 7", timestamppb.New(time.Now().Add(-48*time.Hour))
+		}), Warn, "open in process 7 for 2d", "crustctl end"},
+		{"frozen", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "", func(v *adminv1.Volume) {
+			v.FrozenSince, v.FrozenUntil = timestamppb.New(time.Now().Add(-48*time.Hour)), timestamppb.New(time.Now().Add(49*time.Hour))
+		}), Warn, "held for 2d, and go on by themselves in 2d", "crustctl thaw " + idOf(targetA)[:12]},
+		{"group ignored", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "", func(v *adminv1.Volume) {
 			v.PodNamespace, v.PodName, v.SupplementalGroup, v.GroupProblem = "ns", "web", "2000", "fsGroup is ignored"
-		}, Warn, "of pod ns/web with group 2000: fsGroup is ignored", "crustctl get"},
-		{"group ignored, pod by UID", "volumes", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, "")
-			v := d.Volumes[0]
+		}), Warn, "of pod ns/web with group 2000: fsGroup is ignored", "crustctl get"},
+		{"group ignored, pod by UID", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_BOUND, "", func(v *adminv1.Volume) {
 			v.PodUid, v.SupplementalGroup, v.GroupProblem = "uid-1", "2000", "fsGroup is ignored"
-		}, Warn, "of pod uid-1 with group 2000: fsGroup is ignored", "crustctl get"},
+		}), Warn, "of pod uid-1 with group 2000: fsGroup is ignored", "crustctl get"},
 		{"kata handler without kata", "kata-config", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, Warn, "no Kata configuration", "install"},
 		{"kata handler in a pod", "kata-config", func(tr tree, n *Node, _ *Daemon) { tr.remove("/etc/kata-containers"); n.Service.InPod = true }, Skip, "from this pod", ""},
 		{"kata handler without kata", "handlers", func(tr tree, _ *Node, _ *Daemon) { tr.remove("/etc/kata-containers") }, OK, "no configuration of Kata", ""},
