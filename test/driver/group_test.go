@@ -152,7 +152,7 @@ func TestGroupIsOfOneMoment(t *testing.T) {
 // all of it or nothing, and the same call then succeeds.
 func TestKilledInGroup(t *testing.T) {
 	for i, pool := range []string{"xfs", "ext4"} {
-		r := newDriverOn(t, pool, false, "--freeze-limit", "10s") // which is waited out after a kill
+		r := newDriverOn(t, pool, false, "--freeze-limit", "5s") // which is waited out after a kill
 		a, b := r.volume("a", rig.MountAccess("ext4")), r.volume("b", rig.MountAccess("ext4"))
 		a.up()
 		b.up()
