@@ -179,8 +179,7 @@ func (b *Broker) Load(ctx context.Context) error {
 	for _, h := range forced {
 		b.users.Force(h, b.store.dropHeld) // reconcile asks who has it
 	}
-	err = b.lost.enter(ctx, found.unusable)
-	if err != nil {
+	if err = b.lost.enter(ctx, found.unusable); err != nil {
 		problems = append(problems, err)
 	}
 	b.table.setLoadProblems(problems, err != nil)
@@ -404,7 +403,7 @@ func (b *Broker) ReleaseKey(ctx context.Context, key volume.Key, force bool) (*v
 	if known.lost != nil {
 		b.lost.dropKept(ctx)
 	}
-	if force {
+	if force && v.Device.Kind != "" {
 		_ = b.claims.RefuseUsed(ctx, claim.Request{Volume: v}, 0) // for Users
 	}
 	return v, nil

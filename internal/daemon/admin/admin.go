@@ -354,6 +354,8 @@ func (s *AdminServer) ReleaseVolume(ctx context.Context, req *adminv1.ReleaseVol
 	default:
 		if binding, bound := s.Node.Sandboxes.Binding(found.Volume); bound && req.GetForce() {
 			out.HeldBy = "sandbox " + binding.Sandbox
+		} else if req.GetForce() && found.Device.Kind == "" {
+			out.HeldBy = "unknown processes, if any (which device it is, is not known)"
 		}
 		_, err = s.Node.Broker.ReleaseKey(ctx, found.Key, req.GetForce())
 	}
