@@ -50,15 +50,15 @@ func (o volumeObserver) Leaving(v *volume.Volume) {
 func (o volumeObserver) OrphanEnded(v *volume.Volume, one deferral.Orphan, by string, err error) {
 	d := o.daemon
 	d.metrics.OrphanEnded(err == nil)
-	text := "a process that is not known"
+	text, what := "a process that could not be examined", "what could not be examined, and may be an orphan,"
 	if one.PID != 0 {
-		text = fmt.Sprintf("process %d (%q) of sandbox %s", one.PID, one.Program, one.Sandbox)
+		text, what = fmt.Sprintf("process %d (%q) of sandbox %s", one.PID, one.Program, one.Sandbox), "an orphan"
 	}
 	d.history.Did(v, history.Ended, by, text, err)
 	fields := append(about(v), zap.String("by", by), zap.Int("pid", one.PID), zap.String("program", one.Program),
 		zap.String("control_group", one.ControlGroup), zap.String("sandbox", one.Sandbox), zap.String("why", one.Why))
 	if err != nil {
-		d.log.Error("an orphan keeps a volume", append(fields, zap.Error(err))...)
+		d.log.Error(what+" keeps a volume", append(fields, zap.Error(err))...)
 		return
 	}
 	d.log.Warn("an orphan that kept a volume was ended", fields...)

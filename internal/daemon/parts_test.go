@@ -38,8 +38,7 @@ func (idleHandler) Name() string                                              { 
 func (idleHandler) Adopted() []*volume.Volume                                 { return nil }
 func (idleHandler) Health(context.Context) error                              { return nil }
 func (idleHandler) Binding(*volume.Volume) (binding runtime.Binding, is bool) { return }
-
-func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
+func (idleHandler) Orphans(func(volume.Key) bool) ([]*volume.Volume, error)   { return nil, nil }
 
 // TestSeverities: what keeps pods from their volumes or is wrong with data is an error, what a pod has to do with is a warning.
 func TestSeverities(t *testing.T) {
@@ -113,7 +112,7 @@ func TestWhatIsToldOfTheEnd(t *testing.T) {
 	for _, e := range d.history.List(func(*adminv1.VolumeEvent) bool { return true }, 9) {
 		told = append(told, e.GetWhat()+" by "+e.GetBy()+": "+e.GetText())
 	}
-	check.Equal(t, strings.Join(told, "\n"), `end failed by crust-proxy: a process that is not known: operation not permitted
+	check.Equal(t, strings.Join(told, "\n"), `end failed by crust-proxy: a process that could not be examined: operation not permitted
 end failed by crust-proxy: process 7 ("qemu") of sandbox sb: operation not permitted
 ended by Admin API, uid 0: process 7 ("qemu") of sandbox sb
 left with errors by crust-proxy: ext4: the filesystem has errors on record: run e2fsck while no pod has the volume`, "what is told")

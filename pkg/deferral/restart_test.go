@@ -410,9 +410,13 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 		"a moment ago":   {true, held, time.Second, "uid", "", false},
 		"no user":        {true, held, time.Hour, "", "", false},
 		"another boot":   {true, held, time.Hour, "uid", "another", false},
+		"it has ended":   {true, held, time.Hour, "uid", "", false},
 	} {
 		s := publishedBench(t, tracking)
 		s.holders, s.b.orphans.auto = []openers.Holder{{}}, c.auto
+		if name == "it has ended" {
+			s.holders[0].PID = 1 << 30
+		}
 		rec := *s.b.table.get(s.key).rec
 		rec.PodUID, rec.Boot = c.user, cmp.Or(c.boot, rec.Boot)
 		if c.since > 0 {

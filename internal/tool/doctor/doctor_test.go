@@ -275,8 +275,7 @@ func fileFaults() []bad {
 // TestErrorsNameTheirVolumeOnce: most errors of the daemon name the volume themselves.
 func TestErrorsNameTheirVolumeOnce(t *testing.T) {
 	for _, text := range []string{"stats timed out", "volume " + targetA + ": stats timed out"} {
-		d := withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, text)
-		got := findingsOf(t, "volumes", newTree(t).node, d)
+		got := findingsOf(t, "volumes", newTree(t).node, withVolume(adminv1.VolumeState_VOLUME_STATE_BOUND, text))
 		check.That(t, len(got) == 1 && got[0].Seen == "volume "+targetA+": stats timed out", "%q: %+v", text, got)
 	}
 }
@@ -327,9 +326,7 @@ func guardFaults() []bad {
 	record := func(d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_PUBLISHED, "") }
 	return []bad{
 		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA)) }, Warn, "stale", "reconcile"},
-		{"adopted", "guards", func(_ tree, _ *Node, d *Daemon) {
-			*d = withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, "")
-		}, OK, "each of 0 guards", ""},
+		{"adopted", "guards", func(_ tree, _ *Node, d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, "") }, OK, "each of 0 guards", ""},
 		{"only a bind", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
 			tr.mount("40", "/elsewhere", "tmpfs", abi.GuardPrefix+idOf(targetA))

@@ -23,12 +23,11 @@ const (
 	kubeletTime = time.Minute
 )
 
-func checkDrivers(_ context.Context, _ Node, d Daemon) []Finding {
+func checkDrivers(_ context.Context, _ Node, d Daemon) (found []Finding) {
 	ready := map[string]bool{}
 	for _, one := range d.Drivers {
 		ready[one.GetName()] = ready[one.GetName()] || one.GetReady()
 	}
-	var found []Finding
 	for _, one := range d.Drivers {
 		if one.GetDirectlyRegistered() {
 			found = append(found, failure("see check daemon-findings, and CrustProxyDriverBypassed in docs/runbooks.md",
@@ -83,7 +82,7 @@ func (n Node) identity() apiserver.Identity {
 }
 
 // checkCSIDrivers checks the CSIDriver objects of the drivers behind the front, where a cluster is asked.
-func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
+func checkCSIDrivers(ctx context.Context, n Node, d Daemon) (found []Finding) {
 	cluster := n.Config.Cluster
 	switch {
 	case !cluster.On():
@@ -104,7 +103,6 @@ func checkCSIDrivers(ctx context.Context, n Node, d Daemon) []Finding {
 	enforce, _ := n.read("/sys/fs/selinux/enforce") // missing where no policy was loaded, and in a pod
 	on := bytes.HasPrefix(enforce, []byte("1")) || n.Service.InPod && bytes.Contains(filesystems, []byte("\tselinuxfs\n"))
 	labels := on && d.has("crust")
-	var found []Finding
 	for _, driver := range d.Drivers {
 		if object, there := objects[driver.GetName()]; there {
 			found = append(found, object.findings(driver.GetMode() == volume.WayBlock, labels)...)

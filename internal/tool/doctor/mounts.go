@@ -38,7 +38,7 @@ func checkKubelet(_ context.Context, n Node, _ Daemon) []Finding {
 
 // checkNamespaces checks that the programs see each other's mounts. A unit with PrivateTmp= or
 // ProtectSystem= prevents that, and so does a container without bidirectional mount propagation.
-func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
+func checkNamespaces(ctx context.Context, n Node, _ Daemon) (found []Finding) {
 	running := mountViews(ctx, n, "crust-proxy", "kubelet", "containerd", "crio")
 	ours := running["crust-proxy"]
 	delete(running, "crust-proxy")
@@ -48,7 +48,6 @@ func checkNamespaces(ctx context.Context, n Node, _ Daemon) []Finding {
 	sharing := "mount " + quoted(n.Config.KubeletRoot) + " with mountPropagation: Bidirectional"
 	do := show.Either(n.Service.InPod, "let the DaemonSet ",
 		"systemctl cat crust-proxy: no directive may give it a mount namespace of its own (ProtectSystem=, PrivateTmp=, ...); in a container, ") + sharing
-	var found []Finding
 	others := slices.Sorted(maps.Keys(running))
 	for _, other := range others {
 		if !slices.ContainsFunc(running[other], func(view string) bool { return slices.Contains(ours, view) }) {

@@ -37,16 +37,16 @@ func (t *Table) Holders(ctx context.Context, r Request) ([]openers.Holder, error
 	return t.users.openers.Holders(ctx, q)
 }
 
-// OpenHolders opens the processes that have the volume's device open. The caller closes them.
+// OpenHolders opens the processes that have the volume's device open. One that ends meanwhile has not. The caller closes them.
 func (t *Table) OpenHolders(ctx context.Context, r Request) (all []*openers.Process, err error) {
 	holders, err := t.Holders(ctx, r)
 	for _, one := range holders {
 		p, openErr := t.users.openers.OpenProcess(one)
-		if openErr != nil {
+		if openErr == nil {
+			all = append(all, p)
+		} else if !errors.Is(openErr, unix.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("%s: %w", one, openErr))
-			continue
 		}
-		all = append(all, p)
 	}
 	return all, err
 }
