@@ -380,7 +380,7 @@ var ways = map[string]string{"native": "the driver deferred by itself", "block":
 
 // isStale reports whether the sandbox has failed to answer since the usage was learned.
 func isStale(v *adminv1.Volume) bool {
-	return !v.GetStatsAt().AsTime().Equal(v.GetUsageAt().AsTime()) // the clock may have gone back
+	return v.GetStatsAt() != nil && !v.GetStatsAt().AsTime().Equal(v.GetUsageAt().AsTime()) // the clock may have gone back
 }
 
 func access(v *adminv1.Volume) string { return show.Either(v.GetReadOnly(), "ro", "rw") }
