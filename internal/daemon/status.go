@@ -167,8 +167,7 @@ func (v *volumes) stagedOnly(all iter.Seq[deferral.Status]) []telemetry.VolumeCo
 	return out
 }
 
-// count counts volumes by driver, handler and the name that state returns. Volumes for which
-// state returns false are left out.
+// count counts volumes by driver, handler and the name that state returns, without those for which it returns false.
 func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, bool)) []telemetry.VolumeCount {
 	counts := make(map[telemetry.VolumeCount]int)
 	for status := range all {

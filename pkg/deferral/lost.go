@@ -101,8 +101,7 @@ func (e *lostError) Error() string {
 
 func (e *lostError) Unwrap() []error { return []error{claim.ErrLost, e.cause} }
 
-// reclaim claims a volume's device again. It updates the error of a lost volume, which says whether
-// the device is claimed.
+// reclaim claims a volume's device again. It updates the error of a lost volume, which says whether it is claimed.
 func (l *lostVolumes) reclaim(ctx context.Context, known *entry) error {
 	if known.lost == nil {
 		return l.claims.Reclaim(ctx, known.rec.claim())

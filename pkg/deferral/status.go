@@ -87,8 +87,7 @@ func (b *Broker) Lost() []Status { return b.statuses(b.table.allLost()) }
 // SortByTarget orders volumes by their targets.
 func SortByTarget(all []Status) { slices.SortFunc(all, ByTarget) }
 
-// ByTarget compares volumes by their targets. Other programs may name one target for several volumes: these
-// follow by their keys.
+// ByTarget compares volumes by their targets, and by keys where other programs name one target for several volumes.
 func ByTarget(x, y Status) int {
 	return cmp.Or(strings.Compare(x.Target, y.Target), strings.Compare(string(x.Key), string(y.Key)))
 }

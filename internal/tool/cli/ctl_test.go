@@ -153,9 +153,7 @@ func TestYAMLIsTheSameAsJSON(t *testing.T) {
 		converted, err := yaml.YAMLToJSON([]byte(asYAML))
 		check.Require(t, err == nil, "%s: %v", args, err)
 		var x, y any
-		err = json.Unmarshal([]byte(asJSON), &x)
-		check.Require(t, err == nil, "%s: %v", args, err)
-		err = json.Unmarshal(converted, &y)
+		err = errors.Join(json.Unmarshal([]byte(asJSON), &x), json.Unmarshal(converted, &y))
 		check.Require(t, err == nil, "%s: %v", args, err)
 		check.Same(t, cmp.Diff(x, y), "%s", args)
 	}
@@ -195,8 +193,9 @@ func TestReleaseForcesOnlyWhenTold(t *testing.T) {
 		"%+v, sent %v", r, b.admin.released)
 	r = b.run("release", idA, "--force", "--yes")
 	check.That(t, r.code == command.ExitOK && strings.Contains(r.out, "4711") && b.admin.released.GetForce(), "%+v, sent %v", r, b.admin.released)
-	r = b.run("release")
-	check.That(t, r.code == command.ExitUsage, "no volume: %+v", r)
+	check.Equal(t, b.run("release").code, command.ExitUsage, "no volume")
+	both := &adminv1.Volume{Sandbox: &adminv1.Sandbox{Id: "5a5a"}, HeldBy: "process 4711"}
+	check.Says(t, "the prompt", describeUsers(both), "sandbox 5a5a has it", "open in process 4711", "was not asked now")
 }
 
 func TestPublishAndUnpublish(t *testing.T) {

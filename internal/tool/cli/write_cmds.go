@@ -124,9 +124,9 @@ volume's name next time: it needs confirmation too, which --yes does not give.`,
 }
 
 func describeUsers(v *adminv1.Volume) string {
-	return whole(v) + ": " + cmp.Or(
-		show.When(v.GetSandbox() != nil, "sandbox "+show.Escape(v.GetSandbox().GetId())+" has it"),
-		show.When(v.GetHeldBy() != "", "it is open in "+show.Escape(v.GetHeldBy())), "no sandbox is known to have it") + ".\n"
+	sandbox := cmp.Or(show.When(v.GetSandbox() != nil, "sandbox "+show.Escape(v.GetSandbox().GetId())+" has it"), "no sandbox is known to have it")
+	return whole(v) + ": " + sandbox + show.When(v.GetHeldBy() != "", ", and its device is open in "+show.Escape(v.GetHeldBy())) +
+		".\nThis is what was noticed before. The kernel was not asked now who has the device open.\n"
 }
 
 func endCmd(d *daemon, out *printer.Printer, keys *os.File) *cobra.Command {
