@@ -291,14 +291,16 @@ func (h *hostMounts) findings(ctx context.Context) (errors, warnings []string) {
 		defer cancel()
 		return h.scan(ctx)
 	})
+	var done singleflight.Result
 	select {
-	case done := <-shared:
-		if done.Err != nil {
-			return nil, []string{fmt.Sprintf("it is not known whether devices of volumes are mounted on the host: %v", done.Err)}
-		}
-		errors, _ = done.Val.([]string)
+	case done = <-shared:
 	case <-ctx.Done():
+		done.Err = ctx.Err()
 	}
+	if done.Err != nil {
+		return nil, []string{fmt.Sprintf("it is not known whether devices of volumes are mounted on the host: %v", done.Err)}
+	}
+	errors, _ = done.Val.([]string)
 	return errors, nil
 }
 
