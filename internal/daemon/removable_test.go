@@ -183,7 +183,7 @@ func TestFrontStaysOverABoot(t *testing.T) {
 	}
 }
 
-// TestUnreadableRecordsDoNotPreventTheStart, whether the front was ever on or not; a
+// TestUnreadableRecordsDoNotPreventTheStart, nor do held devices, whether the front was ever on or not; a
 // volume that is known to have come through it does.
 func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 	for _, c := range []struct {
@@ -192,7 +192,7 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 	}{
 		{file: "volumes/" + string(volume.KeyOf("/k/a")) + ".json", content: `{"version":1,`, ok: true},
 		{file: "volumes/" + string(volume.KeyOf("/k/a")) + ".json", content: `{"version":2}`, ok: true},
-		{file: "volumes/stray", content: "hello", volume: "lvm*/p1", ok: true},
+		{file: "volumes/stray", content: "hello", volume: "lvm*/p1 lvm/held", ok: true},
 		{file: "csi/damaged.json", content: "{", ok: true},
 		{file: "volumes/stray", content: "hello", volume: "lvm/p1"},
 	} {
