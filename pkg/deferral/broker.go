@@ -312,23 +312,13 @@ func (b *Broker) Release(ctx context.Context, path string) (*volume.Volume, erro
 }
 
 func (b *Broker) release(ctx context.Context, t *guard.Target) (*volume.Volume, error) {
+	asked, err := b.lost.ofFreeTarget(ctx, t)
 	var forgotten *ForgottenError
-	asked, refusal := b.table.get(t.Key), b.table.refuseHung(t.Key)
-	if asked != nil && asked.lost != nil && refusal == nil {
-		unlock, err := b.locks.lock(ctx, t.Key)
-		if err != nil {
-			return nil, err
-		}
-		asked, refusal = b.lost.ofTarget(ctx, t)
-		unlock() // its handler, which is asked next, may hang
+	if err == nil && asked != nil && !asked.removing {
+		forgotten, err = b.remover.refuseRelease(ctx, asked)
 	}
-	if asked != nil {
-		if refusal == nil && !asked.removing {
-			forgotten, refusal = b.remover.refuseRelease(ctx, asked)
-		}
-		if refusal != nil {
-			return &asked.rec.Volume, refusal
-		}
+	if err != nil && asked != nil {
+		return &asked.rec.Volume, err
 	}
 	unlock, err := b.locks.lock(ctx, t.Key)
 	if err != nil {

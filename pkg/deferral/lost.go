@@ -142,6 +142,20 @@ func (l *lostVolumes) ofTarget(ctx context.Context, t *guard.Target) (*entry, er
 	return l.table.get(t.Key), nil
 }
 
+// ofFreeTarget is ofTarget for who has no lock.
+func (l *lostVolumes) ofFreeTarget(ctx context.Context, t *guard.Target) (*entry, error) {
+	known, hung := l.table.get(t.Key), l.table.refuseHung(t.Key)
+	if known == nil || known.lost == nil || hung != nil {
+		return known, hung
+	}
+	unlock, err := l.locks.lock(ctx, t.Key)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return l.ofTarget(ctx, t)
+}
+
 // mustStay reports whether a removal that was begun may be ended by force alone, because its record cannot be read: a
 // sandbox may have the device, and which one that is, or what else a newer daemon did with it, is not known.
 func (l *lostVolumes) mustStay(known *entry, unread error) bool {

@@ -64,9 +64,8 @@ func writeRaw(out io.Writer, m blocks.Message) error {
 	return nil
 }
 
-// qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one.
-// Changed blocks are shown as those of an overlay, all others as those of its backing file. The writer
-// keeps its first error.
+// qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one. Changed blocks are
+// shown as those of an overlay, all others as those of its backing file. The writer keeps its first error.
 type qemuMap struct {
 	out      *bufio.Writer
 	changed  bool

@@ -25,8 +25,7 @@ type DevicePolicy struct {
 	Images []string
 	// Classes are the block drivers, as /proc/devices names them, whose devices are accepted; none accepts all.
 	Classes []string
-	// Servers are programs that serve a device and so have it open, such as rbd-nbd:
-	// they do not count as its users.
+	// Servers are programs that serve a device and so have it open, such as rbd-nbd: they do not count as its users.
 	Servers []string
 }
 

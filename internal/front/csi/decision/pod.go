@@ -43,8 +43,7 @@ type PodVolume struct {
 	// NoGroup is set where the pod's FSGroup is not for this volume: the node's own
 	// kernel would not have changed its files either.
 	NoGroup bool
-	// SubPaths are those of the pod's containers, init containers among them:
-	// subPath, or subPathExpr as it is written.
+	// SubPaths are those of the pod's containers, init containers among them: subPath, or subPathExpr as it is written.
 	SubPaths []string
 	// Together are the containers that mount it and run side by side: all but the init containers that end before the
 	// next one starts. Spaced are those that mount it at a path whose last element has a space.

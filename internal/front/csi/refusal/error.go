@@ -33,8 +33,7 @@ func (e *partyError) GRPCStatus() *status.Status {
 	return nil
 }
 
-// WithParty records which party refused. An error that already names a party keeps it:
-// the innermost caller knows best.
+// WithParty records which party refused. An error that already names a party keeps it: the innermost caller knows best.
 func WithParty(party Party, err error) error {
 	if _, known := errors.AsType[*partyError](err); err == nil || known {
 		return err
