@@ -244,15 +244,15 @@ var (
 // clear ends the orphans that block the release of a volume. cause is the error of refuseUsed. It returns
 // the error that still blocks the release.
 func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
-	_, isHeld := errors.AsType[*claim.HeldError](cause)
+	by, isHeld := errors.AsType[*claim.HeldError](cause)
 	held := o.users.Get(rec.Key)
-	if !o.auto || !isHeld || held == nil || time.Since(held.Since) < orphanTime || rec.PodUID == "" || rec.Boot != o.boot {
+	if !o.auto || !isHeld || by.By.Kernel || held == nil || time.Since(held.Since) < orphanTime || rec.PodUID == "" || rec.Boot != o.boot {
 		return cause
 	}
 	killed, err := o.end(ctx, rec, nil, "crust-proxy")
 	switch {
 	case errors.Is(err, errCannotEnd):
-		return err
+		return fmt.Errorf("%w; %w", cause, err)
 	case len(killed) > 0: // others may have it
 		return cmp.Or(err, o.claims.RefuseUsed(ctx, rec.claim(), 0))
 	}

@@ -94,11 +94,19 @@ func TestEveryKindOfOpener(t *testing.T) {
 	}
 }
 
-// TestProcessesOutsideTheContainer are not named in one without the node's processes, nor is the kernel blamed for them.
+// TestProcessesOutsideTheContainer are not named in one without the node's processes, nor is the kernel blamed for them,
+// unless it has the device mounted.
 func TestProcessesOutsideTheContainer(t *testing.T) {
-	cmd := inRole("container", device(t).path) // the test has it open
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
-	check.Must(t, cmd.Run())
+	path, dir := device(t).path, t.TempDir() // the test has it open
+	for _, mounted := range []string{"", "mounted"} {
+		if mounted != "" {
+			check.Must(t, unix.Mount(path, dir, "ext4", 0, ""))
+			defer func() { check.NoError(t, unix.Unmount(dir, 0), "unmount") }()
+		}
+		cmd := inRole("container", path)
+		cmd.Env, cmd.SysProcAttr = append(cmd.Env, "MOUNTED="+mounted), &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+		check.Must(t, cmd.Run())
+	}
 }
 
 // TestLoopDeviceThatIsExpected counts although nobody has it open, over this very image alone.
@@ -259,7 +267,7 @@ var roles = map[string]func(argument string) error{
 	"container": opens(unix.O_RDONLY, func(fd int) error {
 		f, q := openers.New(), openers.Query{FD: fd, Own: 1}
 		users, err := f.Await(context.Background(), q, 0)
-		if holders, unseen := f.Holders(context.Background(), q); err != nil || users.Kernel || !errors.Is(unseen, openers.ErrOtherNumbers) {
+		if holders, unseen := f.Holders(context.Background(), q); err != nil || users.Kernel != (os.Getenv("MOUNTED") != "") || !errors.Is(unseen, openers.ErrOtherNumbers) {
 			return fmt.Errorf("users are %+v, %w, and holders %v, %w", users, err, holders, unseen)
 		}
 		return nil

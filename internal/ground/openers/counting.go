@@ -223,7 +223,7 @@ func (c *counter) name(ctx context.Context, of *counted, q Query) Users {
 	if unnamed > 0 {
 		names = append(names, c.nameUnseen(ctx, of, &q))
 	}
-	return Users{Names: strings.Join(names, ", "), Kernel: len(have.processes) == 0 && err == nil}
+	return Users{Names: strings.Join(names, ", "), Kernel: len(have.processes) == 0 && (err == nil || of.at.Block && userInKernel(of.at) != "")}
 }
 
 // nameUnseen says for a person what has a device open besides processes.

@@ -1,6 +1,7 @@
 package openers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -66,6 +67,11 @@ func KernelUsers(file File) string {
 	if !file.Block {
 		return "the kernel itself (a loop device), " + other
 	}
+	return cmp.Or(userInKernel(file), "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), one of its partitions, "+other)
+}
+
+// userInKernel names a user in this node's kernel that is known to have the device open, or is "".
+func userInKernel(file File) string {
 	number := Number(file.Major, file.Minor)
 	mounts, err := sys.MountPoints(context.Background(), sys.MountTable, func(device string) bool { return device == number })
 	if points := mounts[number]; err == nil && len(points) > 0 {
@@ -74,5 +80,5 @@ func KernelUsers(file File) string {
 	if upper, err := filepath.Glob("/sys/dev/block/" + number + "/holders/*"); err == nil && len(upper) > 0 {
 		return "this node's kernel: " + NodeOf(file) + " is part of " + filepath.Base(upper[0])
 	}
-	return "the kernel itself (a mount in another namespace, a loop or device-mapper device, swap), one of its partitions, " + other
+	return ""
 }

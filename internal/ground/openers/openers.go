@@ -49,7 +49,7 @@ type Query struct {
 type Users struct {
 	// Names tells a person who they are; "" is nobody.
 	Names string
-	// Kernel is set if no process was found among them, and none can have been missed.
+	// Kernel is set if no process was found among them, and none can have been missed, or the kernel is known to be one.
 	Kernel bool
 }
 

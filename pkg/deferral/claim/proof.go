@@ -166,7 +166,7 @@ func (t *Table) RefuseKept(ctx context.Context, v *volume.Volume, known []volume
 		}
 		if who.Names != "" {
 			return volume.Errorf(volume.Busy, "volume %s: its device is not known, and may be %s, which is %w",
-				v.Target, fileOf(file), &HeldError{By: who.Names})
+				v.Target, fileOf(file), &HeldError{who})
 		}
 	}
 	return nil

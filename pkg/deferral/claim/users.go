@@ -37,9 +37,9 @@ type Held struct {
 }
 
 // HeldError is part of the error for a device that others have open.
-type HeldError struct{ By string }
+type HeldError struct{ By openers.Users }
 
-func (e *HeldError) Error() string { return "open in " + e.By }
+func (e *HeldError) Error() string { return "open in " + e.By.Names }
 
 // Users asks who uses a device, and remembers the held devices. It relies on the kernel alone: what a handler or a
 // container runtime knows of sandboxes proves nothing about a VMM that outlived its shim.
@@ -132,7 +132,7 @@ func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error 
 	case others.Names != "":
 		u.remember(v, others.Names)
 		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w",
-			v.Target, v.Device.Path, v.Device, &HeldError{By: others.Names})
+			v.Target, v.Device.Path, v.Device, &HeldError{others})
 	}
 	u.clear(v)
 	return nil
