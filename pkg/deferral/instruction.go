@@ -107,9 +107,8 @@ var secretNames = map[string]bool{
 // withoutMarks is made once, of 6 KiB: an instruction can have 32,000 options.
 var withoutMarks = strings.NewReplacer("_", "", "-", "", ".", "")
 
-// secretLike reports whether a mount flag may carry a secret, and returns the option's name:
-// only that may be repeated in an error. It errs on the side of caution: a user= option of
-// cifs may hold "user%password".
+// secretLike reports whether a mount flag may carry a secret, and returns the option's name: only that may be repeated
+// in an error. It errs on the side of caution: a user= option of cifs may hold "user%password".
 func secretLike(flag string) (string, bool) {
 	for option := range strings.SplitSeq(flag, ",") {
 		name, _, hasValue := strings.Cut(option, "=")

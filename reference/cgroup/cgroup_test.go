@@ -120,8 +120,7 @@ func TestPath(t *testing.T) {
 	}
 }
 
-// Every group on the way to one has what it takes; a hierarchy that may only be read is
-// nobody's affair.
+// Every group on the way to one has what it takes; a hierarchy that may only be read is nobody's affair.
 func TestEnter(t *testing.T) {
 	proc, sys := machine(t, "", cpuset+"36 20 0:32 / SYS/other ro - cgroup cgroup rw,pids\n")
 	check.Must(t, os.MkdirAll(sys+"/cpuset/pod/one", 0o755)) //nolint:gosec // as the kernel's own

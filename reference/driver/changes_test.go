@@ -401,8 +401,7 @@ func TestNobodyReadsAStream(t *testing.T) {
 	}
 }
 
-// manyRanges makes a snapshot whose blocks are data and holes in turn: more ranges than a
-// client gets without reading.
+// manyRanges makes a snapshot whose blocks are data and holes in turn: more ranges than a client gets without reading.
 func manyRanges(t *testing.T, in *pool) {
 	t.Helper()
 	const ranges = 10000

@@ -275,8 +275,7 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 	}
 }
 
-// TestHoldSyncsFirst: a clean volume does not wait, frozen, until another one has been written
-// to the disk.
+// TestHoldSyncsFirst: a clean volume does not wait, frozen, until another one has been written to the disk.
 func TestHoldSyncsFirst(t *testing.T) {
 	a := &admin{volumes: []*adminv1.Volume{{Id: "1", VolumeId: "clean"}, {Id: "2", VolumeId: "busy"}}, dirty: "2", thawed: make(chan struct{}, 1)}
 	f := &freezer{log: zaptest.NewLogger(t), limit: time.Minute, sandboxes: sandboxes{socket: a.serve(t), driver: "d"}}

@@ -131,8 +131,7 @@ func TestSecretsStayOut(t *testing.T) {
 	check.That(t, !strings.Contains(log.String(), secret), "in the log")
 }
 
-// TestCodeOfAFullDisk: the code says to try again when there is room, unless the call has said
-// what happened.
+// TestCodeOfAFullDisk: the code says to try again when there is room, unless the call has said what happened.
 func TestCodeOfAFullDisk(t *testing.T) {
 	full := fmt.Errorf("write: %w", unix.ENOSPC)
 	check.Code(t, coded(full), codes.ResourceExhausted)

@@ -169,8 +169,7 @@ func TestWideDirectoryTakesNoMemory(t *testing.T) {
 	check.That(t, ctx.most < ctx.first+1<<19, "%d bytes in use, and %d at first", ctx.most, ctx.first)
 }
 
-// TestDeepTreeIsWalkedToItsEnd: directories that were closed on the way down go on where
-// they were.
+// TestDeepTreeIsWalkedToItsEnd: directories that were closed on the way down go on where they were.
 func TestDeepTreeIsWalkedToItsEnd(t *testing.T) {
 	root := tree(t, 9*openLevels, func(i int) string { return strings.Repeat("m/", i/3) + []string{"a", "m", "z"}[i%3] + "/below" })
 	changed, err := ApplyGroup(t.Context(), root, uint32(os.Getegid()), volume.GroupAlways)

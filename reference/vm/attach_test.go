@@ -22,8 +22,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// TestTerminalGoesToTheSocket: what a process writes to its terminal is read at the end that
-// the socket got.
+// TestTerminalGoesToTheSocket: what a process writes to its terminal is read at the end that the socket got.
 func TestTerminalGoesToTheSocket(t *testing.T) {
 	check.Fails(t, check.Err(sendTerminal(""))) // or without a socket there is a terminal
 	path := filepath.Join(t.TempDir(), "s")

@@ -31,8 +31,7 @@ func (s *slow) Ping(ctx context.Context, _ *wire.PingRequest) (*wire.PingRespons
 	return nil, ctx.Err()
 }
 
-// TestHangTimeout: a guest hangs when it has not answered for so long, and one that is slow
-// does not.
+// TestHangTimeout: a guest hangs when it has not answered for so long, and one that is slow does not.
 func TestHangTimeout(t *testing.T) {
 	const timeout = 90
 	for nth, hangs := range map[int]bool{1: false, 3: false, 4: true, 1 << 30: true} {

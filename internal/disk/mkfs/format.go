@@ -17,9 +17,8 @@
 //   - mkfs is never killed: neither when the caller goes away, nor when we end, nor by a limit.
 //     Until it has ended, CheckWriting refuses to give the volume away.
 //
-// An ext4 that is smaller than its device is grown if the caller asks for it: e2fsck and
-// resize2fs write to it, under the same lock. What was begun on a volume is on record in a
-// directory beside the lock file until it has ended.
+// An ext4 that is smaller than its device is grown if the caller asks for it: e2fsck and resize2fs write to it, under
+// the same lock. What was begun on a volume is on record in a directory beside the lock file until it has ended.
 package mkfs
 
 import (
@@ -94,10 +93,9 @@ type Request struct {
 
 // Prepare makes sure that a device holds the filesystem, and reports whether it made it.
 //
-// The caller's context ends the examination, never an mkfs: Prepare returns when that has
-// ended, or with a Timeout if it takes longer than the Formatter's bound. Until then, the
-// next attempt fails with Busy. A device that the caller itself holds with O_EXCL is in use,
-// unless the request is read-only.
+// The caller's context ends the examination, never an mkfs: Prepare returns when that has ended, or with a Timeout if
+// it takes longer than the Formatter's bound. Until then, the next attempt fails with Busy. A device that the caller
+// itself holds with O_EXCL is in use, unless the request is read-only.
 func (f *Formatter) Prepare(ctx context.Context, r Request) (formatted bool, err error) {
 	if r.Policy == volume.FormatUnset {
 		r.Policy = volume.FormatHost

@@ -83,8 +83,7 @@ func TestDriverEnds(t *testing.T) {
 	}
 }
 
-// TestCallerDies in the middle of a stream, by cancelling and by its connection:
-// the driver's call is cancelled.
+// TestCallerDies in the middle of a stream, by cancelling and by its connection: the driver's call is cancelled.
 func TestCallerDies(t *testing.T) {
 	t.Parallel()
 	for name, die := range map[string]func(*rig, context.CancelFunc){

@@ -1,6 +1,5 @@
-// Package abi is the directory ABI between the broker and a runtime handler, for both sides:
-// the names and contents of files, and the arguments and answers of a handler's program.
-// docs/runtime-authors.md describes it as a wire document.
+// Package abi is the directory ABI between the broker and a runtime handler, for both sides: the names and contents of
+// files, and the arguments and answers of a handler's program. docs/runtime-authors.md describes it as a wire document.
 //
 // It is for authors of runtimes and shims, and for the broker. It imports neither the broker
 // nor gRPC, so that a program that is started for each container stays small.

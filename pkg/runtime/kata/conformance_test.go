@@ -212,8 +212,7 @@ func (s *sandbox) Kill(t *testing.T) {
 	s.bench.remove(s.id)
 }
 
-// fakeSandboxes is a container runtime. It never tells that a sandbox ended:
-// the handler must find that by itself.
+// fakeSandboxes is a container runtime. It never tells that a sandbox ended: the handler must find that by itself.
 type fakeSandboxes struct {
 	mu           sync.Mutex
 	pods         map[string][]string

@@ -1,10 +1,9 @@
 // Package oci is for authors of runtimes and shims. It finds the deferred volumes among the
 // mounts of an OCI container, and records for the broker which sandbox has them.
 //
-// A volume is identified by the guard mount at the source of a bind mount, not by the path:
-// however a sub-directory was bound, the kernel says of which volume it is, and where in it.
-// What is found is held by descriptors, so that nobody can replace it between the check and
-// the use.
+// A volume is identified by the guard mount at the source of a bind mount, not by the path: however a sub-directory was
+// bound, the kernel says of which volume it is, and where in it. What is found is held by descriptors, so that nobody
+// can replace it between the check and the use.
 //
 // Names and types are only added; to remove one would be a new major version.
 package oci

@@ -326,10 +326,9 @@ func askError(ctx context.Context, party, sandboxID string, err error) error {
 // clip shortens untrusted text for the log.
 func clip(s string) string { return sys.ClipTo(s, 128) }
 
-// follow lists the sandboxes regularly over one connection, until that breaks. It does not listen to events:
-// containerd waits for each listener, so that one that does not read, because its process is stopped or hangs
-// on a disk, would hang all pods of the node; and CRI-O before 1.28 sends each event to one listener only,
-// which kubelet would miss.
+// follow lists the sandboxes regularly over one connection, until that breaks. It does not listen to events: containerd
+// waits for each listener, so that one that does not read, because its process is stopped or hangs on a disk, would
+// hang all pods of the node; and CRI-O before 1.28 sends each event to one listener only, which kubelet would miss.
 func follow(ctx context.Context, t *Tracker, conn *grpc.ClientConn) error {
 	c := &client{t: t, api: runtimeapi.NewRuntimeServiceClient(conn)}
 	if err := c.check(ctx); err != nil {
