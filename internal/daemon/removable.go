@@ -34,12 +34,9 @@ type living struct {
 // volumes that came through the front; of all drivers, or of those named.
 func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
-	volumes, held, err := deferral.OnRecord(stateDir)
+	volumes, held, err := deferral.OnRecord(stateDir, !throughFront || len(drivers) > 0) // held ones need no call of the front
 	devices, stagedErr := staging.StagedDevices(stateDir)
 	out := living{unsure: errors.Join(err, stagedErr)}
-	if throughFront && len(drivers) == 0 {
-		held = nil // they need no call of the front
-	}
 	for i, v := range slices.Concat(volumes, held) {
 		if what := describe(v); (v.Origin != nil || !throughFront) && ours(v.Driver) {
 			if i >= len(volumes) {

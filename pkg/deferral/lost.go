@@ -150,7 +150,7 @@ func (l *lostVolumes) ofFreeTarget(ctx context.Context, t *guard.Target) (*entry
 	}
 	unlock, err := l.locks.lock(ctx, t.Key)
 	if err != nil {
-		return nil, err
+		return known, err
 	}
 	defer unlock()
 	return l.ofTarget(ctx, t)

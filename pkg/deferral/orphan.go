@@ -251,8 +251,8 @@ func (o *orphans) clear(ctx context.Context, rec *record, cause error) error {
 	}
 	killed, err := o.end(ctx, rec, nil, "crust-proxy")
 	switch {
-	case errors.Is(err, errCannotEnd):
-		return fmt.Errorf("%w; %w", cause, err)
+	case errors.Is(err, errCannotEnd) && len(killed) == 0:
+		return fmt.Errorf("%s; %w", cause.Error(), err) // not wrapped: nobody is to be told that crust-proxy can end it
 	case len(killed) > 0: // others may have it
 		return cmp.Or(err, o.claims.RefuseUsed(ctx, rec.claim(), 0))
 	}

@@ -218,9 +218,10 @@ func (r *reconciler) removeStrayGuards(ctx context.Context, report *collector) {
 	if err != nil {
 		report.add(&volume.Volume{}, "read mounts", err)
 	}
-	for _, point := range points {
+	for key, point := range points {
 		t, err := r.targets.root.Resolve(point)
 		if err != nil {
+			report.add(&volume.Volume{Key: key, Target: point}, "unmount stray guard", err)
 			continue
 		}
 		v := r.targets.volume(t)

@@ -424,7 +424,7 @@ func TestWhenAReleaseEndsOrphans(t *testing.T) {
 			s.b.users.Force(claim.Held{Volume: &rec.Volume, Since: time.Now().Add(-c.since)}, func(*volume.Volume) {})
 		}
 		err := s.b.orphans.clear(t.Context(), &rec, c.cause)
-		check.That(t, errors.Is(err, errCannotEnd) == c.tried && errors.Is(err, c.cause), "%s: %v", name, err)
+		check.That(t, errors.Is(err, errCannotEnd) == c.tried && strings.Contains(err.Error(), c.cause.Error()), "%s: %v", name, err)
 		if s.fail["free"] = errOpen; c.tried {
 			s.b.table.replace(s.key, func(e *entry) { e.rec = &rec })
 			s.wants(check.Err(s.b.Release(t.Context(), s.asked().Target)), volume.Busy, errCannotEnd.Error(), "kill -9")

@@ -309,9 +309,9 @@ func bootID() (string, error) {
 }
 
 // OnRecord lists the volumes of this boot that a state directory has on record, those that are being removed among
-// them, and those whose devices are held after a release by force. It changes nothing, and the daemon may be running or
-// not. After an error the lists are incomplete: the caller must treat each record that cannot be read as a volume in use.
-func OnRecord(stateDir string) (out, held []*volume.Volume, err error) {
+// them, and if wanted those whose devices are held after a release by force. It changes nothing, and the daemon may run.
+// After an error the lists are incomplete: the caller must treat each record that cannot be read as a volume in use.
+func OnRecord(stateDir string, wantHeld bool) (out, held []*volume.Volume, err error) {
 	boot, err := bootID()
 	if err != nil {
 		return nil, nil, err
@@ -329,13 +329,16 @@ func OnRecord(stateDir string) (out, held []*volume.Volume, err error) {
 			problems = append(problems, fmt.Errorf("the record %s cannot be read: %w", filepath.Join(stateDir, part, file.name), file.err))
 		}
 	}
-	forced, unread := (&store{dir: stateDir}).loadHeld(boot, func(string) error { return nil }) // last, as they are written first
-	for _, one := range forced {
-		held = append(held, one.Volume)
+	if wantHeld { // last, as they are written first
+		forced, unread := (&store{dir: stateDir}).loadHeld(boot, func(string) error { return nil })
+		for _, one := range forced {
+			held = append(held, one.Volume)
+		}
+		problems = append(problems, unread...)
 	}
 	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })
 	gone := func(err error) bool { return errors.Is(err, fs.ErrNotExist) } // never made, or removed meanwhile
-	return out, held, errors.Join(slices.DeleteFunc(append(problems, unread...), gone)...)
+	return out, held, errors.Join(slices.DeleteFunc(problems, gone)...)
 }
 
 // heldRecord is a device that was released by force, until the kernel counts nobody who has it.

@@ -196,7 +196,7 @@ func TestRecordsOfForcedReleases(t *testing.T) {
 
 func TestOnRecord(t *testing.T) {
 	dir := t.TempDir()
-	got, held, err := OnRecord(dir + "/nowhere")
+	got, held, err := OnRecord(dir+"/nowhere", true)
 	check.That(t, got == nil && held == nil && err == nil, "without a state directory: %v, %v, %v", got, held, err)
 	boot := check.Value(bootID())(t)
 	put := func(part, target, boot string, version int) {
@@ -205,19 +205,21 @@ func TestOnRecord(t *testing.T) {
 			Key: volume.KeyOf(target), Target: target, ResolvedTarget: target, Handler: "kata", Device: volume.Device{Kind: volume.BlockDevice},
 		}}
 		raw := check.Value(json.Marshal(&rec))(t)
-		check.Must(t, os.MkdirAll(filepath.Join(dir, part), 0o700))
-		check.Must(t, os.WriteFile((&store{dir: dir}).path(part, rec.Key), raw, 0o600))
+		check.Must(t, errors.Join(os.MkdirAll(filepath.Join(dir, part), 0o700), os.WriteFile((&store{dir: dir}).path(part, rec.Key), raw, 0o600)))
 	}
 	put("volumes", "/t/b", boot, recordVersion)
 	put("removing", "/t/a", boot, recordVersion)
 	put("volumes", "/t/old", "another boot", recordVersion)
-	got, _, err = OnRecord(dir)
+	put("held", "/t/held", boot, recordVersion+1)
+	got, _, err = OnRecord(dir, false)
 	check.Require(t, err == nil && len(got) == 2 && got[0].Target == "/t/a" && got[1].Target == "/t/b", "%v, %v", got, err)
+	_, _, err = OnRecord(dir, true)
+	check.That(t, err != nil, "a held device that cannot be read is left out")
 	put("volumes", "/t/newer", boot, recordVersion+1)
-	got, _, err = OnRecord(dir)
+	got, _, err = OnRecord(dir, false)
 	check.That(t, err != nil && len(got) == 2, "a record that cannot be read: %v, %v", got, err)
 	check.Must(t, os.RemoveAll(dir+"/volumes"))
 	check.Must(t, os.WriteFile(dir+"/volumes", nil, 0o600))
-	got, _, err = OnRecord(dir)
+	got, _, err = OnRecord(dir, false)
 	check.That(t, err != nil && len(got) == 1, "records that cannot be listed: %v, %v", got, err)
 }

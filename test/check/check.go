@@ -57,8 +57,7 @@ func Must(t fatal, err error) {
 	}
 }
 
-// Value gives what a call returned, and ends the test where it returned an error:
-// check.Value(os.ReadFile(path))(t).
+// Value gives what a call returned, and ends the test where it returned an error: check.Value(os.ReadFile(path))(t).
 func Value[T any](value T, err error) func(fatal) T {
 	return func(t fatal) T {
 		t.Helper()

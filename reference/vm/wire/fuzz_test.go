@@ -8,9 +8,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// FuzzFrames: however a guest's bytes are cut into reads, the same answers are let
-// through: those to what was asked, once each and not too long, up to the first that is
-// none.
+// FuzzFrames: however a guest's bytes are cut into reads, the same answers are let through: those to what was asked,
+// once each and not too long, up to the first that is none.
 func FuzzFrames(f *testing.F) {
 	body := make([]byte, 20)
 	good := append(frame(1, typeResponse, body), frame(5, typeResponse, nil)...)
