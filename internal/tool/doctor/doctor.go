@@ -120,8 +120,7 @@ const (
 	Error Severity = "error"
 )
 
-// Finding is the result of one check. Seen and Do may quote files and sandboxes, and must be
-// escaped before they are printed to a terminal.
+// Finding is the result of one check. Seen and Do may quote files and sandboxes: escape them before a terminal.
 type Finding struct {
 	Check    string   `json:"check"`
 	Severity Severity `json:"severity"`
@@ -152,9 +151,11 @@ func (r Report) Count(s Severity) (n int) {
 func okay(format string, args ...any) Finding {
 	return Finding{Severity: OK, Seen: fmt.Sprintf(format, args...)}
 }
+
 func skipped(format string, args ...any) Finding {
 	return Finding{Severity: Skip, Seen: fmt.Sprintf(format, args...)}
 }
+
 func waiting(format string, args ...any) Finding {
 	return Finding{Severity: Wait, Seen: "starting: " + fmt.Sprintf(format, args...)}
 }
@@ -186,9 +187,8 @@ func quoted(name string) string {
 
 // Service has the commands with which an operator manages the daemon: systemd's, or kubectl's if it runs in a pod.
 type Service struct {
-	InPod bool
-	// Namespace and Pod are empty where they are not known.
-	Namespace, Pod string
+	InPod          bool
+	Namespace, Pod string // empty where they are not known
 }
 
 // ServiceOf reads the variables that the DaemonSet sets in the container. Kubernetes' own
