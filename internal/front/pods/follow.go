@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	"go.uber.org/zap"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
+	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
 // What is watched, as errors and metrics name it.
@@ -125,4 +129,71 @@ func (c *Cluster) heard(ctx context.Context, what string, watched bool, err erro
 		c.health.failed(what, watched, c.server.explain(err))
 		c.changes.notify()
 	}
+}
+
+// watchHealth is the health of the watches. A single failed get says nothing about it.
+type watchHealth struct {
+	mu   sync.Mutex
+	last time.Time // when the API server last answered
+	bad  map[string]failure
+	log  *zap.Logger
+}
+
+func newWatchHealth(log *zap.Logger) *watchHealth {
+	return &watchHealth{bad: make(map[string]failure), log: log}
+}
+
+// failure is what is wrong with one watch, and since when.
+type failure struct {
+	err     error
+	since   time.Time
+	watched bool // a watch has failed, and lists may work
+}
+
+// good records that a watch, or reading the kubeconfig, works. Only a watch ends a failure of a watch.
+func (h *watchHealth) good(what string, watched bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.last = time.Now()
+	if was, there := h.bad[what]; there && (watched || !was.watched) {
+		delete(h.bad, what)
+		h.log.Info("followed again", zap.String("what", what), zap.Duration("after", time.Since(was.since)))
+	}
+}
+
+// failed records that a watch does not work. Only the first failure is logged: a server
+// that is away for an hour is one event.
+func (h *watchHealth) failed(what string, watched bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	was, there := h.bad[what]
+	if !there {
+		was.since = time.Now()
+		h.log.Warn("cannot be followed", zap.String("what", what), zap.Error(err))
+	}
+	was.watched = was.watched || watched
+	was.err = volume.Errorf(volume.Timeout, "%s cannot be followed since %s: %w", what, was.since.UTC().Format(time.RFC3339), err)
+	h.bad[what] = was
+}
+
+// problem is the first problem of some watches, or nil.
+func (h *watchHealth) problem(whats ...string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, what := range whats {
+		if bad, there := h.bad[what]; there {
+			return bad.err
+		}
+	}
+	return nil
+}
+
+// state lists all problems, and returns when the API server last answered.
+func (h *watchHealth) state() (problems []string, last time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, what := range slices.Sorted(maps.Keys(h.bad)) {
+		problems = append(problems, h.bad[what].err.Error())
+	}
+	return problems, h.last
 }

@@ -1,16 +1,22 @@
 package pods
 
 import (
+	"cmp"
 	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/client-go/util/flowcontrol"
+	translation "k8s.io/csi-translation-lib"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -176,4 +182,131 @@ func (r *retries) note(key string, err error) {
 	}
 	r.delays.Next(key, time.Now())
 	r.errors.Set(key, err, r.delays.Get(key))
+}
+
+// Prefetching is slow: when a daemon is updated on every node at once, the API server must
+// not feel it. A lookup does not wait for it.
+const (
+	prefetchAtOnce = 4
+	prefetchRate   = 5 // pods a second
+	prefetchBurst  = 4
+	prefetchSpread = 10 * time.Second // of the starts of all nodes' daemons
+	// A claim that is not bound may never be bound.
+	prefetchFirst = time.Second
+	prefetchLast  = 5 * time.Minute
+	prefetchSlow  = 8 * time.Second // the delay from which on it is a finding
+)
+
+// prefetcher learns the sources of new pods' volumes before they are looked up, so that they
+// are known when the API server is away.
+type prefetcher struct {
+	pods     *pods
+	resolver *resolver
+	rate     flowcontrol.RateLimiter
+	spread   time.Duration
+	tried    retries // by the pod's uid
+}
+
+// run learns until ctx ends.
+func (p *prefetcher) run(ctx context.Context) {
+	sys.Sleep(ctx, rand.N(p.spread+1)) // #nosec G404 -- no secret
+	for ctx.Err() == nil {
+		changed := p.pods.table.changes.wait()
+		again := time.NewTimer(p.round(ctx))
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		case <-again.C:
+		}
+		again.Stop()
+	}
+}
+
+// round tries all pods that are due, and returns the time until the next round. It begins
+// with the newest pod, which is being started.
+func (p *prefetcher) round(ctx context.Context) time.Duration {
+	if p.pods.problem() != nil {
+		return prefetchFirst // the API server is away
+	}
+	open := p.pods.choose(known.incomplete)
+	if len(open) == 0 {
+		return prefetchLast
+	}
+	sys.Each(prefetchAtOnce, slices.Backward(open), func(_ int, k known) {
+		if p.tried.recentError(k.pod.uid) == nil && p.rate.Wait(ctx) == nil {
+			p.tried.note(k.pod.uid, firstError(p.resolver.learn(ctx, k)))
+		}
+	})
+	return prefetchFirst
+}
+
+// problems says of the first of some incomplete pods why a volume of them is not known although it was asked for several times.
+func (p *prefetcher) problems(open []known) (out []string) {
+	for _, k := range open {
+		if err := p.tried.recentError(k.pod.uid); err != nil && p.tried.delays.Get(k.pod.uid) >= prefetchSlow && len(out) < 3 {
+			out = append(out, fmt.Sprintf("pod %s: %v", k.pod, err))
+		}
+	}
+	return out
+}
+
+func firstError(failed map[string]error) error {
+	if len(failed) == 0 {
+		return nil
+	}
+	return failed[slices.Min(slices.Collect(maps.Keys(failed)))]
+}
+
+// inTree translates Kubernetes' former in-tree volumes to the CSI driver and volume id by which kubelet asks for them.
+var inTree = translation.New()
+
+// inTreeInline returns the CSI volume of an inline in-tree volume, or the zero source.
+func inTreeInline(api *corev1.Volume, namespace string) source {
+	if !inTree.IsInlineMigratable(api) {
+		return source{}
+	}
+	pv, err := translated(func() (*corev1.PersistentVolume, error) {
+		return inTree.TranslateInTreeInlineVolumeToCSI(logr.Discard(), api, namespace)
+	})
+	if err != nil {
+		return source{} // kubelet cannot mount it either
+	}
+	return sourceOf(pv)
+}
+
+// sourceOfPV returns the CSI volume of a persistent volume, or the zero source.
+func sourceOfPV(pv *corev1.PersistentVolume) (source, error) {
+	if pv.Spec.CSI == nil && inTree.IsPVMigratable(pv) {
+		migrated, err := translated(func() (*corev1.PersistentVolume, error) { return inTree.TranslateInTreePVToCSI(logr.Discard(), pv) })
+		if err != nil {
+			return source{}, err
+		}
+		pv = migrated
+	}
+	return sourceOf(pv), nil
+}
+
+// translated is what the library makes of a volume whose fields anyone may have written. It panics over some,
+// and one pod must not end the daemon at each start.
+func translated(translate func() (*corev1.PersistentVolume, error)) (pv *corev1.PersistentVolume, err error) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			err = fmt.Errorf("it cannot be translated: %v", reason)
+		}
+	}()
+	return translate()
+}
+
+func sourceOf(pv *corev1.PersistentVolume) source {
+	if pv.Spec.CSI == nil {
+		return source{}
+	}
+	return source{
+		mode: string(append(slices.Clone(pv.Spec.AccessModes), "")[0]), context: deciding(pv.Spec.CSI.VolumeAttributes),
+		driver: pv.Spec.CSI.Driver, id: pv.Spec.CSI.VolumeHandle, fsType: pv.Spec.CSI.FSType,
+		class: cmp.Or(pv.Annotations[corev1.BetaStorageClassAnnotation], pv.Spec.StorageClassName),
+		once: slices.ContainsFunc(pv.Spec.AccessModes, func(mode corev1.PersistentVolumeAccessMode) bool {
+			return mode == corev1.ReadWriteOnce || mode == corev1.ReadWriteOncePod
+		}),
+	}
 }
