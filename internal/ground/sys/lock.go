@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"path"
 	"strings"
+	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,5 +71,64 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 		return false
 	case <-timer.C:
 		return true
+	}
+}
+
+// KeyLocks is one lock for each key. Callers wait for a lock with a context. The zero value is ready to use.
+type KeyLocks[K comparable] struct {
+	mu    sync.Mutex
+	locks map[K]chan struct{} // those that are held; each is closed when it is released
+}
+
+// Lock waits for the key's lock and returns the function that releases it. If the
+// context ends first, Lock returns the context's error and leaves nothing behind.
+func (l *KeyLocks[K]) Lock(ctx context.Context, key K) (unlock func(), err error) {
+	mine := make(chan struct{})
+	for {
+		l.mu.Lock()
+		held := l.locks[key]
+		if held == nil {
+			if l.locks == nil {
+				l.locks = make(map[K]chan struct{})
+			}
+			l.locks[key] = mine
+			l.mu.Unlock()
+			return func() { l.mu.Lock(); delete(l.locks, key); l.mu.Unlock(); close(mine) }, nil
+		}
+		l.mu.Unlock()
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// TryLock is Lock without waiting. If the lock is taken, free is false and unlock nil.
+func (l *KeyLocks[K]) TryLock(key K) (unlock func(), free bool) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	unlock, err := l.Lock(ended, key)
+	return unlock, err == nil
+}
+
+// UntilInterrupted returns a context for a program that removes what it has made: an interrupt, SIGTERM or the end of
+// its terminal ends the context. A second interrupt kills the program. A second hangup does not, because both the
+// kernel and a shell send one; and with nohup, none ends the context.
+func UntilInterrupted() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	if signal.Ignored(syscall.SIGHUP) {
+		return ctx, stop
+	}
+	hung, stopHung := signal.NotifyContext(ctx, syscall.SIGHUP)
+	return hung, func() { stopHung(); stop() }
+}
+
+// Wake leaves one message in a channel that has room for one. It never blocks.
+func Wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default: // it is pending already
 	}
 }
