@@ -2,7 +2,6 @@ package csidefer_test
 
 import (
 	"context"
-	"net"
 	"path/filepath"
 	"testing"
 
@@ -10,12 +9,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // node gives the same answers again and again, as many drivers do.
@@ -47,14 +46,10 @@ func serve(t *testing.T, options csidefer.Options) (csi.NodeClient, *node) {
 		rpcCapability(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME),
 	}}}
 	path := filepath.Join(t.TempDir(), "s")
-	listener := check.Value(net.Listen("unix", path))(t)
 	server := grpc.NewServer(csidefer.ServerOption(options))
 	csi.RegisterNodeServer(server, n)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { _ = conn.Close(); server.Stop(); <-done })
-	return csi.NewNodeClient(conn), n
+	rpctest.Serve(t, path, server)
+	return csi.NewNodeClient(rpctest.Dial(t, path)), n
 }
 
 func TestCapabilitiesAreReported(t *testing.T) {

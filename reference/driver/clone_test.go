@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,6 +24,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/reference/fsops"
 	"github.com/crust-proxy/crust-proxy/reference/loopdev"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // sparse makes a file with data between holes, and one at its end.
@@ -206,15 +206,9 @@ func (a *admin) ThawVolume(_ context.Context, req *adminv1.ThawVolumeRequest) (*
 func (a *admin) serve(t *testing.T) (socket string) {
 	t.Helper()
 	socket = t.TempDir() + "/a"
-	listener := check.Value(net.Listen("unix", socket))(t)
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, a)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		check.Must(t, <-done)
-	})
+	rpctest.Serve(t, socket, server)
 	return socket
 }
 

@@ -11,14 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -54,17 +53,12 @@ func TestStranger(t *testing.T) {
 	runtimeSocket, adminSocket, _ := strings.Cut(sockets, ",")
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	dial := func(socket string) *grpc.ClientConn {
-		conn := check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-		t.Cleanup(func() { _ = conn.Close() })
-		return conn
-	}
-	_, err := runtimev1.NewRuntimeClient(dial(runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
+	_, err := runtimev1.NewRuntimeClient(rpctest.Dial(t, runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
 	check.Code(t, err, codes.PermissionDenied)
 	check.That(t, strings.Contains(err.Error(), "12345") && strings.Contains(err.Error(), "authorization"),
 		"the error does not say who and what to do: %v", err)
-	check.Code(t, check.Err(adminv1.NewAdminClient(dial(adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})), codes.PermissionDenied)
-	stream := check.Value(adminv1.NewAdminClient(dial(adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{}))(t)
+	check.Code(t, check.Err(adminv1.NewAdminClient(rpctest.Dial(t, adminSocket)).ListVolumes(ctx, &adminv1.ListVolumesRequest{})), codes.PermissionDenied)
+	stream := check.Value(adminv1.NewAdminClient(rpctest.Dial(t, adminSocket)).WatchVolumes(ctx, &adminv1.WatchVolumesRequest{}))(t)
 	check.Code(t, check.Err(stream.Recv()), codes.PermissionDenied)
-	check.Code(t, check.Err(healthv1.NewHealthClient(dial(runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})), codes.PermissionDenied)
+	check.Code(t, check.Err(healthv1.NewHealthClient(rpctest.Dial(t, runtimeSocket)).Check(ctx, &healthv1.HealthCheckRequest{})), codes.PermissionDenied)
 }

@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
@@ -43,12 +43,9 @@ func followed(t *testing.T, pod string, env ...string) (*rig.Daemon, *containerR
 	d, r := rig.NewDaemon(t), &containerRuntime{pods: map[string]string{sandboxID: pod}}
 	d.GoSandboxes = check.Value(os.MkdirTemp("/tmp", "k"))(t) // the id is long, and the path of a socket is not
 	t.Cleanup(func() { _ = os.RemoveAll(d.GoSandboxes) })
-	listener := check.Value(net.Listen("unix", d.Dir+"/cri.sock"))(t)
 	server := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
-	var served sync.WaitGroup
-	served.Go(func() { _ = server.Serve(listener) })
-	t.Cleanup(func() { server.Stop(); served.Wait() })
+	rpctest.Serve(t, d.Dir+"/cri.sock", server)
 	d.Extra = "cri: {socket: " + d.Dir + "/cri.sock}"
 	d.Start(env...)
 	return d, r

@@ -20,6 +20,7 @@ import (
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // TestEventsOfAVolume: its whole life is told, also after a kill of the daemon and after the volume has gone, and no
@@ -120,8 +121,7 @@ func TestATraceShowsWhereAPublishIs(t *testing.T) {
 	got, listener := &spans{}, check.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, got)
-	go func() { _ = server.Serve(listener) }()
-	t.Cleanup(server.Stop)
+	rpctest.ServeOn(t, listener, server)
 	n := newNode(t, deferAll+"\ntracing: {insecure: true, endpoint: \""+listener.Addr().String()+"\"}\n")
 	v := n.create("pv-1", "ext4", 400*mib)
 	n.up(v, "pod-1")

@@ -27,6 +27,7 @@ import (
 
 	wire "github.com/crust-proxy/crust-proxy/proto/snapshotmetadata"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
@@ -67,9 +68,7 @@ func (s *Server) Start(t rig.T, names ...string) (address string, authority []by
 	listener := check.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	server := grpc.NewServer(grpc.Creds(credentials.NewServerTLSFromCert(&certificate)))
 	wire.RegisterSnapshotMetadataServer(server, s)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-done })
+	rpctest.ServeOn(t, listener, server)
 	return listener.Addr().String(), authority
 }
 

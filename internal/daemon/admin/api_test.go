@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +16,6 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -33,6 +31,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -114,10 +113,9 @@ func serve(t *testing.T, pods ...string) *served {
 	runtimev1.RegisterRuntimeServer(server, &RuntimeServer{Node: s.node})
 	adminv1.RegisterAdminServer(server, &AdminServer{Node: s.node, Hub: s.hub, Daemon: s, Stopping: s.stopping})
 	socket := filepath.Join(t.TempDir(), "s")
-	listener := check.Value(net.Listen("unix", socket))(t)
-	go func() { _ = server.Serve(listener) }()
-	s.conn = check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { _ = s.conn.Close(); server.Stop(); broker.Close() })
+	t.Cleanup(broker.Close)
+	rpctest.Serve(t, socket, server)
+	s.conn = rpctest.Dial(t, socket)
 	return s
 }
 

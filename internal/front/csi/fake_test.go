@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +18,6 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -34,6 +32,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -485,27 +484,9 @@ func newRig(t *testing.T, policy *policy.Policy) *rig {
 	check.Must(t, os.MkdirAll(broker.root+"/plugins", 0o750))
 	server := grpc.NewServer()
 	csi.RegisterNodeServer(server, r.driver)
-	serve(t, server, dir+"/driver.sock")
+	rpctest.Serve(t, dir+"/driver.sock", server)
 	r.start()
-	t.Cleanup(func() { r.stop() })
 	return r
-}
-
-func serve(t *testing.T, server *grpc.Server, socket string) (stop func()) {
-	t.Helper()
-	listener := check.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", socket))(t)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	stop = sync.OnceFunc(func() { server.Stop(); <-done })
-	t.Cleanup(stop)
-	return stop
-}
-
-func dial(t *testing.T, socket string) *grpc.ClientConn {
-	t.Helper()
-	conn := check.Value(grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
 }
 
 // start makes a front over the state that an earlier one left.
@@ -514,15 +495,15 @@ func (r *rig) start() {
 	r.cfg.Refusals = refusal.NewList(&r.observed)
 	front := check.Value(New(r.cfg))(r.t)
 	r.front, front.healthTimeout = front, time.Minute // no test is to meet its end on a busy machine
-	upstream := dial(r.t, r.dir+"/driver.sock")
+	upstream := rpctest.Dial(r.t, r.dir+"/driver.sock")
 	proxy := front.Driver(driverName, r.registered, upstream)
 	socket := fmt.Sprintf("%s/front%d.sock", r.dir, time.Now().UnixNano())
 	options := proxy.ServerOptions()
 	if r.calls != nil {
 		options = append(options, r.calls.Options()...)
 	}
-	r.stop = serve(r.t, grpc.NewServer(options...), socket)
-	r.kubelet = csi.NewNodeClient(dial(r.t, socket))
+	r.stop = rpctest.Serve(r.t, socket, grpc.NewServer(options...))
+	r.kubelet = csi.NewNodeClient(rpctest.Dial(r.t, socket))
 }
 
 // restart is a crust-proxy that was killed: only files are left of it.

@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // TestNoDriverIsAskedForAReadOnlyDevice: vSphere's and others refuse it, and Exoscale's makes
@@ -68,8 +69,8 @@ func TestDriverThatMakesALink(t *testing.T) {
 func (r *rig) as(name string) csi.NodeClient {
 	r.t.Helper()
 	socket := r.dir + "/" + name + ".sock"
-	serve(r.t, grpc.NewServer(r.front.Driver(name, nil, dial(r.t, r.dir+"/driver.sock")).ServerOptions()...), socket)
-	return csi.NewNodeClient(dial(r.t, socket))
+	rpctest.Serve(r.t, socket, grpc.NewServer(r.front.Driver(name, nil, rpctest.Dial(r.t, r.dir+"/driver.sock")).ServerOptions()...))
+	return csi.NewNodeClient(rpctest.Dial(r.t, socket))
 }
 
 // TestDriversKnownByName: Vultr's and Trident would format the volume, and Proxmox' would take the

@@ -4,17 +4,15 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -39,31 +37,12 @@ func newRig(t *testing.T, p parts) *rig {
 	if p.register != nil {
 		p.register(r.driver)
 	}
-	serve(t, r.driver, dir+"/driver.sock")
-	back := dial(t, dir+"/driver.sock", append(DialOptions(), p.dial...)...)
+	rpctest.Serve(t, dir+"/driver.sock", r.driver)
+	back := rpctest.Dial(t, dir+"/driver.sock", append(DialOptions(), p.dial...)...)
 	proxy := New(back, p.local)
-	serve(t, grpc.NewServer(append(p.proxy, proxy.ServerOptions()...)...), dir+"/proxy.sock")
-	r.direct, r.proxied = dial(t, dir+"/driver.sock"), dial(t, dir+"/proxy.sock")
+	rpctest.Serve(t, dir+"/proxy.sock", grpc.NewServer(append(p.proxy, proxy.ServerOptions()...)...))
+	r.direct, r.proxied = rpctest.Dial(t, dir+"/driver.sock"), rpctest.Dial(t, dir+"/proxy.sock")
 	return r
-}
-
-func serve(t *testing.T, server *grpc.Server, socket string) {
-	t.Helper()
-	listener := check.Value(net.Listen("unix", socket))(t)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		err := <-ended
-		check.That(t, err == nil || errors.Is(err, grpc.ErrServerStopped), "%s: %v", filepath.Base(socket), err)
-	})
-}
-
-func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
-	t.Helper()
-	conn := check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
 }
 
 // raw makes a driver of one function, whatever the method.

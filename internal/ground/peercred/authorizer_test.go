@@ -30,6 +30,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) {
@@ -85,22 +86,13 @@ func serveIdle(t *testing.T, policy Policy, dir string, idle time.Duration) *ser
 		}))
 	server := grpc.NewServer(options...)
 	healthv1.RegisterHealthServer(server, health.NewServer())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	t.Cleanup(func() { server.Stop(); <-done })
+	rpctest.ServeOn(t, listener, server)
 	return s
 }
 
 func dial(t *testing.T, path string) healthv1.HealthClient {
 	t.Helper()
-	return healthv1.NewHealthClient(connect(t, path))
-}
-
-func connect(t *testing.T, path string) *grpc.ClientConn {
-	t.Helper()
-	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	return conn
+	return healthv1.NewHealthClient(rpctest.Dial(t, path))
 }
 
 func self() uint32 { return uint32(os.Getuid()) } //nolint:gosec // a uid
@@ -179,7 +171,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	s := serveIdle(t, Policy{UIDs: []uint32{self()}}, t.TempDir(), time.Second)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	watching, calling := connect(t, s.path), connect(t, s.path)
+	watching, calling := rpctest.Dial(t, s.path), rpctest.Dial(t, s.path)
 	watch := check.Value(healthv1.NewHealthClient(watching).Watch(ctx, &healthv1.HealthCheckRequest{}))(t)
 	check.Value(watch.Recv())(t)
 	for range 2 {

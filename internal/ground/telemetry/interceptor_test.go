@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,13 +20,13 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,12 +70,10 @@ func watch(t *testing.T, level string, answer func(ctx context.Context) error) *
 	server := grpc.NewServer(append(interceptors.Options(), allowed.ServerOptions()...)...)
 	healthv1.RegisterHealthServer(server, service{answer: answer})
 	path := filepath.Join(t.TempDir(), "test.sock")
-	listener := check.Value(net.Listen("unix", path))(t)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(listener) }()
-	conn := check.Value(grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials())))(t)
+	rpctest.Serve(t, path, server)
+	conn := rpctest.Dial(t, path)
 	w.client = healthv1.NewHealthClient(conn)
-	w.stop = func() { _ = conn.Close(); server.GracefulStop(); <-done }
+	w.stop = func() { _ = conn.Close(); server.GracefulStop() }
 	t.Cleanup(w.stop)
 	return w
 }

@@ -24,6 +24,7 @@ import (
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -281,12 +282,7 @@ func (b *bench) serveOn(l net.Listener) {
 	server := grpc.NewServer()
 	adminv1.RegisterAdminServer(server, b.admin)
 	runtimev1.RegisterRuntimeServer(server, &b.admin.runtime)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(l)
-	}()
-	b.t.Cleanup(func() { server.Stop(); <-done })
+	rpctest.ServeOn(b.t, l, server)
 }
 
 type result struct {

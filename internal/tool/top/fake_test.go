@@ -2,7 +2,6 @@ package top
 
 import (
 	"context"
-	"net"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -11,12 +10,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // fakeAdmin is a daemon on a real socket that can be taken away.
@@ -24,8 +23,7 @@ type fakeAdmin struct {
 	adminv1.UnimplementedAdminServer
 	t      *testing.T
 	socket string
-	server *grpc.Server
-	served sync.WaitGroup
+	stop   func() // what start has begun
 
 	mu       sync.Mutex
 	volumes  []*adminv1.Volume
@@ -45,29 +43,20 @@ func newFake(t *testing.T, volumes []*adminv1.Volume) *fakeAdmin {
 	f := &fakeAdmin{t: t, socket: filepath.Join(dir, "s"), volumes: volumes, end: make(chan struct{}),
 		watchers: make(map[chan *adminv1.WatchVolumesResponse]bool)}
 	f.start()
-	t.Cleanup(f.stop)
 	return f
 }
 
 func (f *fakeAdmin) start() {
 	f.t.Helper()
-	listener := check.Value(net.Listen("unix", f.socket))(f.t)
-	f.server = grpc.NewServer()
-	adminv1.RegisterAdminServer(f.server, f)
-	server := f.server
-	f.served.Go(func() { _ = server.Serve(listener) })
-}
-
-func (f *fakeAdmin) stop() {
-	f.server.Stop()
-	f.served.Wait()
+	server := grpc.NewServer()
+	adminv1.RegisterAdminServer(server, f)
+	f.stop = rpctest.Serve(f.t, f.socket, server)
 }
 
 func (f *fakeAdmin) daemon() Daemon {
 	f.t.Helper()
-	conn := check.Value(grpc.NewClient("unix:"+f.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 50 * time.Millisecond}})))(f.t)
-	f.t.Cleanup(func() { _ = conn.Close() })
+	conn := rpctest.Dial(f.t, f.socket,
+		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second, Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, MaxDelay: 50 * time.Millisecond}}))
 	return Daemon{AdminClient: adminv1.NewAdminClient(conn), Timeout: 10 * time.Second,
 		Explain: func(err error) string { return "explained: " + status.Code(err).String() }}
 }

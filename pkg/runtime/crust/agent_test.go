@@ -2,7 +2,6 @@ package crust
 
 import (
 	"context"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,7 +15,7 @@ import (
 
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
-	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // agent is a fake of the node-wide agent, which does by the same files as the fake program.
@@ -24,7 +23,7 @@ type agent struct {
 	handlerv1.UnimplementedHandlerServer
 	path   string
 	state  string
-	server *grpc.Server
+	stop   func()
 	asked  atomic.Int64
 	frozen atomic.Int64 // seconds
 }
@@ -33,30 +32,21 @@ func startAgent(t testing.TB, path, state string) *agent {
 	t.Helper()
 	a := &agent{path: path, state: state}
 	a.start(t)
-	t.Cleanup(func() { a.server.Stop() })
 	return a
 }
 
 func (a *agent) start(t testing.TB) {
 	t.Helper()
 	_ = os.Remove(a.path)
-	a.server = listen(t, a.path, a, grpc.UnaryInterceptor(a.intercept))
+	a.stop = serve(t, a.path, a, grpc.UnaryInterceptor(a.intercept))
 }
 
 // serve serves a socket for the time of the test.
-func serve(t testing.TB, path string, handler handlerv1.HandlerServer) {
+func serve(t testing.TB, path string, handler handlerv1.HandlerServer, options ...grpc.ServerOption) (stop func()) {
 	t.Helper()
-	server := listen(t, path, handler)
-	t.Cleanup(server.Stop)
-}
-
-func listen(t testing.TB, path string, handler handlerv1.HandlerServer, options ...grpc.ServerOption) *grpc.Server {
-	t.Helper()
-	listener := check.Value(net.Listen("unix", path))(t)
 	server := grpc.NewServer(options...)
 	handlerv1.RegisterHandlerServer(server, handler)
-	go func() { _ = server.Serve(listener) }()
-	return server
+	return rpctest.Serve(t, path, server)
 }
 
 func (a *agent) intercept(ctx context.Context, in any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
@@ -74,7 +64,7 @@ func (a *agent) intercept(ctx context.Context, in any, _ *grpc.UnaryServerInfo, 
 	switch string(mode) {
 	case "hang", "end":
 		if string(mode) == "end" {
-			go a.server.Stop()
+			go a.stop()
 		}
 		<-ctx.Done()
 		return nil, ctx.Err()

@@ -124,7 +124,7 @@ func TestConnectionsAreKept(t *testing.T) {
 		return kept(b) == 1
 	})
 	// An agent ends when no sandbox is left, and starts anew with the next.
-	b.agent.server.Stop()
+	b.agent.stop()
 	handlers.WantError(t, check.Err(b.h.Stats(t.Context(), v)), volume.Internal, v, "sb1", "cannot be asked")
 	b.agent.start(t)
 	check.Eventually(t, "the new agent is found", func() bool {

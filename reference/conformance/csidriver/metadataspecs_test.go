@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // fake is a driver whose volumes are plain files, with one fault, or none.
@@ -212,14 +212,12 @@ func try(t *testing.T, with fault) (failed []string) {
 	t.Helper()
 	f := &fake{dir: t.TempDir(), fault: with, snapshots: make(map[string]*taken)}
 	socket := f.dir + "/s"
-	listener := check.Value(net.Listen("unix", socket))(t)
 	server := grpc.NewServer()
 	csi.RegisterIdentityServer(server, f)
 	csi.RegisterControllerServer(server, f)
 	csi.RegisterNodeServer(server, f)
 	csi.RegisterSnapshotMetadataServer(server, f)
-	go func() { _ = server.Serve(listener) }()
-	defer server.Stop()
+	defer rpctest.Serve(t, socket, server)()
 	var out, errs bytes.Buffer
 	code := Main("snapshot-metadata", []string{"--csi-endpoint", socket, "--size", "1048576", "--dir", f.dir}, &out, &errs)
 	for line := range strings.Lines(out.String()) {
