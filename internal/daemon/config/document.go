@@ -51,8 +51,7 @@ func readDocument(raw []byte, cfg *Config) *document {
 	}
 	// The library goes first, because it bounds how far aliases expand. check finds duplicate keys.
 	err = top.Load(cfg, yaml.WithKnownFields(), yaml.WithUniqueKeys(false))
-	var all *yaml.LoadErrors
-	if err == nil || errors.As(err, &all) {
+	if _, read := errors.AsType[*yaml.LoadErrors](err); err == nil || read {
 		d.check("", top.Content[0], reflect.TypeFor[Config]())
 	}
 	if err != nil && len(d.problems) == 0 {

@@ -43,9 +43,8 @@ func Status(err error) error {
 	if err == nil {
 		return nil
 	}
-	var classed *volume.Error
 	known, ok := status.FromError(err)
-	if !ok || errors.As(err, &classed) {
+	if _, classed := errors.AsType[*volume.Error](err); !ok || classed {
 		known = status.New(cmp.Or(codeOf[volume.KindOf(err)], codes.Internal), err.Error())
 	}
 	plain := known.Proto()
