@@ -114,9 +114,7 @@ type volumes struct {
 
 func (v *volumes) findings() (_, out []string) {
 	broker := v.node.Broker
-	for _, problem := range broker.Problems() {
-		out = append(out, refusal.WithAdvice(problem).Error())
-	}
+	out = sys.Map(broker.Problems(), func(problem error) string { return refusal.WithAdvice(problem).Error() })
 	if kept := broker.KeptClaims(); v.notify.CanStore() && kept > v.notify.Room() {
 		out = append(out, fmt.Sprintf("%d devices are claimed, and systemd keeps %d descriptors over a restart: the others can be taken "+
 			"while crust-proxy restarts; raise FileDescriptorStoreMax= of crust-proxy.service", kept, v.notify.Room()))
@@ -157,10 +155,9 @@ func (v *volumes) stagedOnly(all iter.Seq[deferral.Status]) []telemetry.VolumeCo
 	for status := range all {
 		volumes = append(volumes, status.Volume)
 	}
-	var out []telemetry.VolumeCount
-	for _, one := range unpublished(v.staged(), volumes) {
-		out = append(out, telemetry.VolumeCount{Driver: one.Driver, Count: 1})
-	}
+	out := sys.Map(unpublished(v.staged(), volumes), func(one staging.Staged) telemetry.VolumeCount {
+		return telemetry.VolumeCount{Driver: one.Driver, Count: 1}
+	})
 	if v.badFront != nil {
 		out = append(out, telemetry.VolumeCount{Count: 1})
 	}
@@ -186,11 +183,10 @@ func count(all iter.Seq[deferral.Status], state func(deferral.Status) (string, b
 type lookups struct{ cluster *pods.Cluster }
 
 // problems name no pod: anybody may read them.
-func (l lookups) problems() (out []string) {
-	for _, problem := range l.cluster.State().Problems {
-		out = append(out, "pods cannot be looked up: "+problem+": volumes of pods that are not known yet are refused")
-	}
-	return out
+func (l lookups) problems() []string {
+	return sys.Map(l.cluster.State().Problems, func(problem string) string {
+		return "pods cannot be looked up: " + problem + ": volumes of pods that are not known yet are refused"
+	})
 }
 
 func (l lookups) findings() (_, out []string) {

@@ -308,9 +308,7 @@ func (o *orphans) look(ctx context.Context, known *entry) error {
 	now := &orphanError{since: time.Now(), text: fmt.Sprintf("volume %s: process %d (%q) of sandbox %s, which the container runtime does not know any more, "+
 		"has its device %s open beside the sandbox that came after it: `crustctl end` ends it",
 		rec.Target, found[0].PID, found[0].Program, found[0].Sandbox, rec.Device.Path)}
-	for _, one := range found {
-		now.pids = append(now.pids, one.PID)
-	}
+	now.pids = sys.Map(found, func(one Orphan) int { return one.PID })
 	slices.Sort(now.pids)
 	if shown && !before.since.IsZero() && slices.Equal(before.pids, now.pids) {
 		now = before

@@ -331,9 +331,7 @@ func OnRecord(stateDir string, wantHeld bool) (out, held []*volume.Volume, err e
 	}
 	if wantHeld { // last, as they are written first
 		forced, unread := (&store{dir: stateDir}).loadHeld(boot, func(string) error { return nil })
-		for _, one := range forced {
-			held = append(held, one.Volume)
-		}
+		held = sys.Map(forced, func(one claim.Held) *volume.Volume { return one.Volume })
 		problems = append(problems, unread...)
 	}
 	slices.SortFunc(out, func(x, y *volume.Volume) int { return strings.Compare(x.Target, y.Target) })

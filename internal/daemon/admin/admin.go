@@ -14,6 +14,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/ground/peercred"
 	"github.com/crust-proxy/crust-proxy/internal/ground/rpccode"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
@@ -86,12 +87,9 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	target, key, _ := strings.Cut(req.GetPageToken(), "\x00")
 	found, more := s.Node.selected(req, deferral.Status{Volume: &volume.Volume{Target: target, Key: volume.Key(key)}}, size)
-	out := &adminv1.ListVolumesResponse{}
+	out := &adminv1.ListVolumesResponse{Volumes: sys.Map(found, s.Node.message)}
 	if more {
 		out.NextPageToken = position(found[size-1])
-	}
-	for _, status := range found {
-		out.Volumes = append(out.Volumes, s.Node.message(status))
 	}
 	return out, nil
 }
@@ -318,10 +316,7 @@ func (s *AdminServer) EndOrphans(ctx context.Context, req *adminv1.EndOrphansReq
 	if found.Adopted || found.Refused {
 		return nil, volume.Errorf(volume.NotFound, "volume %s is not on record: crust-proxy does not know its sandboxes", found.Target)
 	}
-	var pids []int
-	for _, pid := range req.GetPids() {
-		pids = append(pids, int(pid))
-	}
+	pids := sys.Map(req.GetPids(), func(pid int32) int { return int(pid) })
 	users, all := s.Node.Broker.Users(), []deferral.Orphan(nil)
 	if pids == nil {
 		all, err = users.Orphans(ctx, found.Key)

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
@@ -138,13 +139,9 @@ func (n *Node) sandbox(v *volume.Volume) *adminv1.Sandbox {
 }
 
 func usageMessages(report volume.Report) []*adminv1.VolumeUsage {
-	out := make([]*adminv1.VolumeUsage, 0, len(report.Usage))
-	for _, u := range report.Usage {
-		out = append(out, &adminv1.VolumeUsage{
-			Available: u.Available, Total: u.Total, Used: u.Used, Unit: adminv1.VolumeUsage_Unit(u.Unit),
-		})
-	}
-	return out
+	return sys.Map(report.Usage, func(u volume.Usage) *adminv1.VolumeUsage {
+		return &adminv1.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: adminv1.VolumeUsage_Unit(u.Unit)}
+	})
 }
 
 func conditionMessage(report volume.Report) *adminv1.VolumeCondition {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
@@ -107,12 +108,9 @@ func (s *RuntimeServer) find(ctx context.Context, path string) (*volume.Volume, 
 }
 
 func runtimeStats(report volume.Report) *runtimev1.RuntimeGetVolumeStatsResponse {
-	out := &runtimev1.RuntimeGetVolumeStatsResponse{Usage: make([]*runtimev1.VolumeUsage, 0, len(report.Usage))}
-	for _, u := range report.Usage {
-		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{
-			Available: u.Available, Total: u.Total, Used: u.Used, Unit: runtimev1.VolumeUsage_Unit(u.Unit),
-		})
-	}
+	out := &runtimev1.RuntimeGetVolumeStatsResponse{Usage: sys.Map(report.Usage, func(u volume.Usage) *runtimev1.VolumeUsage {
+		return &runtimev1.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: runtimev1.VolumeUsage_Unit(u.Unit)}
+	})}
 	if c := report.Condition; c != nil {
 		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message, Reason: c.Reason}
 	}

@@ -183,10 +183,7 @@ func (s *AdminServer) worstVolumes() (rows []*adminv1.Volume, total int) {
 		}
 	}
 	all = slices.Concat(bad, good)
-	for _, status := range all[:min(len(all), mostRows)] {
-		rows = append(rows, s.Node.message(status))
-	}
-	return rows, len(all)
+	return sys.Map(all[:min(len(all), mostRows)], s.Node.message), len(all)
 }
 
 // shown bounds a text, and removes what could change how the text beside it reads.

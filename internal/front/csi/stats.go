@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -46,12 +47,9 @@ func getVolumeStats(ctx context.Context, p *driverProxy, req *csi.NodeGetVolumeS
 }
 
 func statsReply(report *volume.Report) *csi.NodeGetVolumeStatsResponse {
-	reply := &csi.NodeGetVolumeStatsResponse{}
-	for _, usage := range report.Usage {
-		reply.Usage = append(reply.Usage, &csi.VolumeUsage{
-			Available: usage.Available, Total: usage.Total, Used: usage.Used, Unit: csi.VolumeUsage_Unit(usage.Unit),
-		})
-	}
+	reply := &csi.NodeGetVolumeStatsResponse{Usage: sys.Map(report.Usage, func(u volume.Usage) *csi.VolumeUsage {
+		return &csi.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: csi.VolumeUsage_Unit(u.Unit)}
+	})}
 	condition := volume.Condition{Message: healthUnknown}
 	if known := report.Condition; known != nil {
 		condition = volume.Condition{Abnormal: known.Abnormal, Message: cmp.Or(known.Message, nothingAbnormal)}

@@ -192,8 +192,5 @@ func (h *watchHealth) problem(whats ...string) error {
 func (h *watchHealth) state() (problems []string, last time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(h.bad)) {
-		problems = append(problems, h.bad[what].err.Error())
-	}
-	return problems, h.last
+	return sys.Map(slices.Sorted(maps.Keys(h.bad)), func(what string) string { return h.bad[what].err.Error() }), h.last
 }

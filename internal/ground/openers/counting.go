@@ -236,9 +236,7 @@ func (c *counter) nameUnseen(ctx context.Context, of *counted, q *Query) string 
 }
 
 func namesOf(processes []Holder) (names []string) {
-	for _, who := range processes[:min(maxNames, len(processes))] {
-		names = append(names, who.String())
-	}
+	names = sys.Map(processes[:min(maxNames, len(processes))], Holder.String)
 	if more := len(processes) - maxNames; more > 0 {
 		names = append(names, fmt.Sprintf("%d more processes", more))
 	}

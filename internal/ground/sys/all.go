@@ -40,3 +40,11 @@ func Each[K, V any](atOnce int, all iter.Seq2[K, V], call func(K, V)) {
 	}
 	_ = group.Wait() // no call fails
 }
+
+// Map returns what a call makes of each of all: nil if there are none.
+func Map[T, V any](all []T, call func(T) V) (out []V) {
+	for _, one := range all {
+		out = append(out, call(one))
+	}
+	return out
+}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/size"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/command"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
@@ -147,9 +148,7 @@ may be another volume's next time.`,
 		if err != nil {
 			return err
 		}
-		for _, one := range found.GetOrphans() {
-			req.Pids = append(req.Pids, one.GetPid())
-		}
+		req.Pids = sys.Map(found.GetOrphans(), (*adminv1.Orphan).GetPid)
 		if err := confirm(cmd, keys, yes, v, describeOrphans(v, found, time.Now()), "End it? The VM stops at once", "nothing was ended"); err != nil {
 			return err
 		}

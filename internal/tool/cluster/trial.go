@@ -157,10 +157,9 @@ func (r *trial) create(ctx context.Context) (string, error) {
 		"while :; do set -- $(df -Pk /data | tail -n 1); echo size $2; sleep 1 & wait $!; done"
 	spec := r.podSpec(script, "/data", object{"persistentVolumeClaim": object{"claimName": r.name}})
 	if len(r.t.nodes) > 0 {
-		var terms []object
-		for _, name := range r.t.nodes {
-			terms = append(terms, object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}})
-		}
+		terms := sys.Map(r.t.nodes, func(name string) object {
+			return object{"matchFields": []object{{"key": "metadata.name", "operator": "In", "values": []string{name}}}}
+		})
 		spec["affinity"] = object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": object{"nodeSelectorTerms": terms}}}
 	}
 	if r.runtimeClass != "" {

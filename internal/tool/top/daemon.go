@@ -223,10 +223,7 @@ func (m *model) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		}
 		commands = append(commands, m.Init())
 	}
-	for _, effect := range m.state.Apply(msg) {
-		commands = append(commands, m.command(effect))
-	}
-	return m, tea.Batch(commands...)
+	return m, tea.Batch(append(commands, sys.Map(m.state.Apply(msg), m.command)...)...)
 }
 
 func (m *model) command(effect Effect) tea.Cmd {

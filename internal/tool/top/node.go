@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
@@ -160,10 +161,7 @@ func (d *daemonInfo) update(e Polled, escape func(string) string) {
 	for _, driver := range e.Drivers.GetDrivers() {
 		count(&d.drivers, driver.GetReady() && driver.GetProblem() == "", "driver "+driver.GetName()+": "+driver.GetProblem())
 	}
-	var findings []string
-	for _, finding := range e.Node.GetFindings() {
-		findings = append(findings, escape(finding))
-	}
+	findings := sys.Map(e.Node.GetFindings(), escape)
 	if e.Node.GetConfigBadSince() != nil { // the screen shows only the first, and this is the first finding
 		d.problems = append(findings, d.problems...)
 	} else {

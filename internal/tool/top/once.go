@@ -38,10 +38,7 @@ func Once(ctx context.Context, d Daemon, settings Settings) (*Picture, error) {
 	s.node.synced(s.now)
 	s.Apply(polled)
 	fetchAll(ctx, d, s)
-	s.now, polled.Volumes = time.Now(), nil
-	for _, r := range s.list.rows {
-		polled.Volumes = append(polled.Volumes, r.v)
-	}
+	s.now, polled.Volumes = time.Now(), sys.Map(s.list.rows, func(r *row) *adminv1.Volume { return r.v })
 	return &Picture{Polled: polled, state: s}, nil
 }
 
