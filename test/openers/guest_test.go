@@ -33,6 +33,7 @@ a mounted partition is open in: "this node's kernel: /dev/vda2 is mounted at /mn
 the disk of a mounted partition: 1
 the module describes itself: true
 a loop device: 0
+its partition is a loop device: the device 7:1: false
 its image is open in: "this node's kernel: the loop device /dev/loop0 lies on it, or on the same data; detach it"
 with a writer of its image: 1
 and opened itself: 2

@@ -139,7 +139,7 @@ var errMoved = errors.New("the kernel's answer is of another file")
 
 // count asks the kernel about a descriptor of this process.
 func (c *counter) count(fd int, file File) (out count, err error) {
-	program, loop := c.plain, file.Block && file.Major == loopMajor
+	program, loop := c.plain, IsLoop(file)
 	if loop {
 		if program, err = c.loopProgram(); err != nil {
 			return count{}, err

@@ -136,8 +136,10 @@ const (
 	maxLayers = 16
 )
 
-// IsLoop reports whether a device is a loop device.
-func IsLoop(file File) bool { return file.Block && file.Major == loopMajor }
+// IsLoop reports whether a device is a loop device. With the kernel's loop.max_part, their partitions have its major too.
+func IsLoop(file File) bool {
+	return file.Block && file.Major == loopMajor && attribute(file, "partition") == ""
+}
 
 // looks bounds calls on loop devices: even an open may wait for the backing file or device.
 var looks sys.Looks[File]

@@ -151,7 +151,9 @@ func (g *guest) mounts() error {
 // loopDevices: their driver is a module, which is loaded when the finder exists already.
 func (g *guest) loopDevices() error {
 	image := files + "/image"
-	if err := errors.Join(load("loop"), os.WriteFile(image, make([]byte, 1<<20), 0o600)); err != nil {
+	table := make([]byte, 1<<20)
+	copy(table[446:], []byte{4: 0x83, 9: 1, 13: 1, 64: 0x55, 65: 0xaa}) // a partition of 128 KiB
+	if err := errors.Join(load("loop", "max_part=7"), os.WriteFile(image, table, 0o600)); err != nil {
 		return err
 	}
 	_, err := os.Stat("/sys/kernel/btf/loop")
@@ -161,6 +163,10 @@ func (g *guest) loopDevices() error {
 		return err
 	}
 	g.count("a loop device", loop)
+	var st unix.Stat_t
+	err = unix.Stat(loop+"p1", &st)
+	part := openers.FileOf(&st)
+	printFact("its partition is a loop device", fmt.Sprint(part, ": ", openers.IsLoop(part)), err)
 	g.users("its image is open in", g.f, image)
 	writer, err := os.OpenFile(image, os.O_WRONLY, 0)
 	if err != nil {
@@ -179,7 +185,7 @@ func (g *guest) loopDevices() error {
 
 // deviceMapper compares the kernel's count of a device with that of device mapper.
 func (g *guest) deviceMapper() error {
-	if err := load("dm-mod"); err != nil {
+	if err := load("dm-mod", ""); err != nil {
 		return err
 	}
 	const device = "/dev/dm-0"
@@ -208,13 +214,13 @@ func (g *guest) deviceMapper() error {
 }
 
 // load loads a module from the second partition.
-func load(module string) error {
+func load(module, parameters string) error {
 	file, err := os.Open(filepath.Join(files, module+".ko")) //nolint:gosec // of the test
 	if err != nil {
 		return err
 	}
 	defer func() { _ = file.Close() }()
-	if err := unix.FinitModule(int(file.Fd()), "", 0); err != nil {
+	if err := unix.FinitModule(int(file.Fd()), parameters, 0); err != nil {
 		return fmt.Errorf("load %s: %w", module, err)
 	}
 	return nil
