@@ -162,22 +162,31 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 	// Each makes a device over the image, and what takes it down.
 	upper := func() (string, func()) { lower := loop(image); over := loop(lower); return over, detach(over, lower) }
 	other := func() (string, func()) { one := loop(image); return one, detach(one) }
-	part := func() (string, func()) {
-		lower := loop(image)
-		name := n.partition(lower)
-		return name, func() {
-			check.Must(t, os.Remove(name))
-			check.Must(t, exec.Command("delpart", lower, "1").Run())
-			check.Must(t, loopdev.Detach(lower))
+	flags := make(map[string][]string)
+	partOf := func(opts loopdev.Options, with ...string) func() (string, func()) {
+		return func() (string, func()) {
+			lower := rig.Loop(t, image, opts)
+			name := n.partition(lower)
+			flags[name] = with
+			return name, func() {
+				check.Must(t, os.Remove(name))
+				check.Must(t, exec.Command("delpart", lower, "1").Run())
+				check.Must(t, loopdev.Detach(lower))
+			}
 		}
 	}
-	for _, pair := range [][2]func() (string, func()){{other, other}, {upper, other}, {part, other}, {part, upper}} {
+	readOnly := loopdev.Options{ReadOnly: true} // the kernel does not count who reads an image
+	part, reader := partOf(loopdev.Options{}), partOf(readOnly, "ro")
+	for _, pair := range [][2]func() (string, func()){{other, other}, {upper, other}, {part, other}, {part, upper}, {reader, other}} {
 		for i := range pair {
-			for _, handler := range []string{"fake", "host"} {
+			for again, handler := range []string{"fake", "host", "fake"} {
 				first, end := pair[i]()
-				in := n.instruction("pod-1", first)
+				in := n.instruction("pod-1", first, flags[first]...)
 				in.Handler = handler
 				n.stage(in)
+				if again > 1 {
+					n.restart()
+				}
 				second, endSecond := pair[1-i]()
 				_, err := n.Defer(t.Context(), n.instruction("pod-2", second))
 				if volume.KindOf(err) != volume.InUse || err == nil {
@@ -190,6 +199,12 @@ func TestLoopDevicesOverLoopDevices(t *testing.T) {
 			}
 		}
 	}
+	read, end := reader()
+	n.stage(n.instruction("pod-1", read, "ro"))
+	n.stage(n.instruction("pod-2", rig.Loop(t, image, readOnly), "ro"))
+	n.unstage(n.target("pod-2"))
+	n.unstage(n.target("pod-1"))
+	end()
 	over, end := upper()
 	by := rig.Hold(t, "<>", image)
 	wantOpenIn(t, check.Err(n.Defer(t.Context(), n.instruction("pod-1", over))), by)

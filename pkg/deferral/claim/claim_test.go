@@ -472,6 +472,7 @@ func TestBeside(t *testing.T) {
 	own("c", block(7, 2), image)
 	own("d", block(7, 3), block(7, 4), image)
 	own("e", block(7, 5), identity{Major: 8, Inode: 6})
+	own("f", block(259, 1), image) // a partition of a loop device does not open it
 	got := o.beside("a")
 	check.That(t, slices.Equal(got, []identity{block(7, 2), block(7, 4)}), "beside a: %v", got)
 	got = o.beside("e")

@@ -164,7 +164,7 @@ func (o *owners) beside(key volume.Key) (out []identity) {
 		for _, other := range o.byID[id] {
 			theirs := o.byKey[other.key]
 			at := slices.Index(theirs, id)
-			if at > 0 && !slices.Contains(mine, theirs[at-1]) && !slices.Contains(out, theirs[at-1]) {
+			if at > 0 && openers.IsLoop(theirs[at-1]) && !slices.Contains(mine, theirs[at-1]) && !slices.Contains(out, theirs[at-1]) {
 				out = append(out, theirs[at-1])
 			}
 		}
@@ -172,54 +172,59 @@ func (o *owners) beside(key volume.Key) (out []identity) {
 	return out
 }
 
-// reserveData reserves what is under the device, if it is a loop device, and refuses a device that
-// shares its data with one of another volume. It returns the other devices with the same data.
+// reserveData reserves what is under the device, and refuses a device that shares its data with one of
+// another volume. It returns the other devices with the same data.
 func (o *owners) reserveData(v *volume.Volume, dev *OpenedDevice) (stack []identity, err error) {
 	id := identityOf(dev.Device)
 	if !id.Block {
 		return nil, nil
 	}
-	layers := []identity{id}
 	if openers.IsLoop(id) {
 		if dev.loop, err = dev.openBlock(0); err != nil {
 			return nil, holdError(v, err)
 		}
-		under, err := o.reserveBacking(v, dev.loop, id)
-		if err != nil {
-			return nil, err
-		}
-		layers = append(layers, under...)
 	}
-	if dev.known {
-		return nil, nil
+	layers, err := o.reserveBacking(v, dev.loop, id)
+	if err != nil || dev.known {
+		return nil, err
 	}
-	if stack, err = stackOf(blockDevices, o.openers, layers...); err != nil {
+	if stack, err = stackOf(blockDevices, o.openers, append(layers, id)...); err != nil {
 		return nil, unprovenError(v, err)
 	}
 	return stack, o.refuseStacked(v, stack)
 }
 
 // reserveBacking reserves what is under a loop device too, and returns that: two loop devices over
-// one image are one disk.
-func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) ([]identity, error) {
-	if !openers.IsLoop(id) {
+// one image are one disk. The kernel does not count who reads an image, so a reader also reserves those of its stack.
+func (o *owners) reserveBacking(v *volume.Volume, fd int, id identity) (layers []identity, err error) {
+	over := []identity{id}
+	if openers.IsLoop(id) {
+		if layers, err = o.openers.Layers(id, fd); err != nil {
+			return nil, unprovenError(v, err)
+		}
+		if layers = layers[1:]; len(layers) == 0 {
+			return nil, volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file", v.Target, v.Device.Path)
+		}
+		over = layers
+	} else if !v.ReadOnly {
 		return nil, nil
-	}
-	layers, err := o.openers.Layers(id, fd)
-	if err != nil {
-		return nil, unprovenError(v, err)
-	}
-	if layers = layers[1:]; len(layers) == 0 {
-		return nil, volume.Errorf(volume.NotFound, "volume %s: the loop device %s has no backing file", v.Target, v.Device.Path)
 	}
 	for _, layer := range layers {
 		if err := o.reserve(v, layer); err != nil {
 			return nil, err
 		}
 	}
-	stack, err := stackOf(blockDevices, o.openers, layers...)
+	stack, err := stackOf(blockDevices, o.openers, over...)
 	if err != nil {
 		return nil, unprovenError(v, err)
+	}
+	for i, device := range stack {
+		// What a writable loop device lies on is counted, and its other partitions may have writers.
+		if v.ReadOnly && !device.Block && i > 0 && isReadOnly(stack[i-1]) {
+			if err := o.reserve(v, device); err != nil {
+				return nil, err
+			}
+		}
 	}
 	return layers, o.refuseStacked(v, stack)
 }

@@ -125,6 +125,12 @@ func upperDevices(dir string) ([]string, error) {
 
 func isPartition(dir string) bool { return unix.Access(dir+"/partition", unix.F_OK) == nil }
 
+// isReadOnly reports whether the kernel refuses to write to a disk, or may.
+func isReadOnly(disk identity) bool {
+	flag, err := sys.ReadLine(blockDevices + openers.Number(disk.Major, disk.Minor) + "/ro")
+	return err != nil || flag != "0"
+}
+
 // linkedDevices resolves the links in a directory of sysfs.
 func linkedDevices(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
