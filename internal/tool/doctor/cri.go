@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 )
 
 const containerdWait = 2 * time.Second
@@ -53,40 +55,37 @@ func checkCRIO(_ context.Context, n Node, d Daemon) []Finding {
 func checkInfra(n Node) []Finding {
 	const do = "write `[crio.runtime]` and `drop_infra_ctr = false` to " + crioDropIn + "/50-crust.conf, and restart CRI-O"
 	files, err := crioFiles(n)
-	if err != nil {
-		return []Finding{warning("see whether the file can be read", "the configuration of CRI-O cannot be read: %v", err)}
-	}
 	var failed []Finding
-	settings := n.effective(files, func(file string, err error) {
-		if !errors.Is(err, fs.ErrNotExist) {
-			failed = append(failed, warning("see whether the file is right", "the configuration of CRI-O cannot be read: %s: %v", file, err))
+	fail := func(file string, err error) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = append(failed, warning("see whether it is right, and can be read", "the configuration of CRI-O cannot be read: %s: %v", file, err))
 		}
-	})
-	if len(failed) > 0 {
+	}
+	fail(crioDropIn, err)
+	settings := n.effective(files, fail)
+	s, said := settings[key("crio.runtime", "drop_infra_ctr")]
+	where := show.Either(said, fmt.Sprintf("%s:%d", s.file, s.line), "its default")
+	switch {
+	case len(failed) > 0:
 		return failed
-	}
-	drop, where := true, "its default"
-	if s, said := settings[key("crio.runtime", "drop_infra_ctr")]; said {
-		drop, where = s.value, fmt.Sprintf("%s:%d", s.file, s.line)
-	}
-	if drop {
+	case len(settings) == 0 && n.Service.InPod:
+		return []Finding{skipped("not looked at: CRI-O's configuration on the node cannot be seen from this pod")}
+	case !said || s.value:
 		return []Finding{failure(do, "CRI-O has drop_infra_ctr = true (%s): its sandboxes have no process, and a container with a deferred "+
 			"volume does not start under crust-runc", where)}
 	}
 	return []Finding{okay("CRI-O gives each sandbox a process (drop_infra_ctr = false, %s)", where)}
 }
 
-// crioFiles lists CRI-O's configuration in the order in which it is read: a later file overrides an earlier one.
+// crioFiles lists CRI-O's configuration in the order in which it is read: a later file overrides an earlier one. The
+// error is that of the directory of drop-ins.
 func crioFiles(n Node) ([]string, error) {
 	files := []string{crioConfig}
 	entries, err := os.ReadDir(n.at(crioDropIn)) // sorted by name
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
 	for _, entry := range entries {
 		if !entry.IsDir() && len(files) < 256 {
 			files = append(files, path.Join(crioDropIn, entry.Name()))
 		}
 	}
-	return files, nil
+	return files, err
 }

@@ -438,33 +438,33 @@ func (tr tree) process(pid, comm, namespace string) {
 func TestCRIO(t *testing.T) {
 	const main, dropIn = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d/"
 	const off, on = "[crio.runtime]\ndrop_infra_ctr = false\n", "[crio.runtime]\ndrop_infra_ctr = true\n"
-	crust := &adminv1.Handler{Name: "crust"}
 	for name, c := range map[string]struct {
-		files    map[string]string
-		handlers []*adminv1.Handler
-		want     Severity
-		seen     string
+		files   map[string]string
+		handler string
+		want    Severity
+		seen    string
 	}{
-		"no configuration":      {nil, []*adminv1.Handler{crust}, Error, "drop_infra_ctr = true (its default)"},
-		"said so":               {map[string]string{main: on}, []*adminv1.Handler{crust}, Error, main + ":2"},
-		"right":                 {map[string]string{main: off}, []*adminv1.Handler{crust}, OK, main + ":2"},
-		"a later file is right": {map[string]string{main: on, dropIn + "10-a.conf": off}, []*adminv1.Handler{crust}, OK, "10-a.conf:2"},
-		"a later file is wrong": {map[string]string{dropIn + "10-a.conf": off, dropIn + "20-b.conf": on}, []*adminv1.Handler{crust}, Error, "20-b.conf:2"},
-		"another table":         {map[string]string{main: "[crio.image]\ndrop_infra_ctr = false\n"}, []*adminv1.Handler{crust}, Error, "its default"},
-		"unreadable":            {map[string]string{main: "[crio"}, []*adminv1.Handler{crust}, Warn, "cannot be read"},
-		"without crust-runc":    {nil, []*adminv1.Handler{{Name: "kata"}}, OK, "crust-runc is not used"},
+		"no configuration":      {nil, "crust", Error, "drop_infra_ctr = true (its default)"},
+		"in a pod that sees it": {map[string]string{main: on}, "crust", Error, main + ":2"},
+		"right":                 {map[string]string{main: off}, "crust", OK, main + ":2"},
+		"a later file is right": {map[string]string{main: on, dropIn + "10-a.conf": off}, "crust", OK, "10-a.conf:2"},
+		"a later file is wrong": {map[string]string{dropIn + "10-a.conf": off, dropIn + "20-b.conf": on}, "crust", Error, "20-b.conf:2"},
+		"another table":         {map[string]string{main: "[crio.image]\ndrop_infra_ctr = false\n"}, "crust", Error, "its default"},
+		"unreadable":            {map[string]string{main: "[crio"}, "crust", Warn, "cannot be read"},
+		"unreadable drop-ins":   {map[string]string{strings.TrimSuffix(dropIn, "/"): ""}, "crust", Warn, "not a directory"},
+		"without crust-runc":    {nil, "kata", OK, "crust-runc is not used"},
+		"in a pod":              {nil, "crust", Skip, "cannot be seen from this pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := newTree(t)
 			node, daemon := tr.node, healthyDaemon()
 			node.Config.Containerd.Socket, node.Config.CRI.Socket = "", "/var/run/crio/crio.sock"
-			daemon.Handlers = c.handlers
+			node.Service.InPod = strings.HasPrefix(name, "in a pod")
+			daemon.Handlers = []*adminv1.Handler{{Name: c.handler}}
 			for path, text := range c.files {
 				tr.write(path, text)
 			}
-			got := findingsOf(t, "cri-o", node, daemon)
-			check.That(t, len(got) == 1 && got[0].Severity == c.want && strings.Contains(got[0].Seen, c.seen),
-				"got %+v, want %s with %q", got, c.want, c.seen)
+			assertFinding(t, findingsOf(t, "cri-o", node, daemon), bad{want: c.want, seen: c.seen})
 		})
 	}
 }
