@@ -55,7 +55,7 @@ func checkAll(ctx context.Context, a *access, k *api, states []*state) (all []ch
 		if s.err != nil {
 			silent = append(silent, checked{"daemons", resultFail, fmt.Sprintf("node %s does not answer: %v", s.node, s.err),
 				show.Either(apierrors.IsForbidden(s.err), "have yourself given the right to get pods/proxy, or nodes/proxy for --node-selector",
-					"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen")})
+					"kubectl describe and logs of its pod; with the package: systemctl status crust-proxy, http.listen, and the control plane in its IPAddressAllow=")})
 		}
 	}
 	if all = append(all, capped(silent)...); len(answered) == 0 {
