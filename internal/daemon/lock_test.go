@@ -22,15 +22,14 @@ func TestOneDaemonHasARunDirectory(t *testing.T) {
 	first := check.Value(lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0))(t)
 	holder := fmt.Sprintf("process %d (", os.Getpid())
 	check.Fails(t, check.Err(lockRunDir(t.Context(), zap.NewNop(), dir, t.TempDir(), 0)), dir, holder) // a second daemon
-	given := make(chan error, 1)
 	core, logged := observer.New(zap.WarnLevel)
-	go func() {
+	given := check.Begin(func() error {
 		second, err := lockRunDir(t.Context(), zap.New(core), dir, t.TempDir(), time.Minute)
 		if err == nil {
 			second()
 		}
-		given <- err
-	}()
+		return err
+	})
 	check.Eventually(t, "a daemon that waits says whose the lock is", func() bool {
 		all := logged.All()
 		return len(all) == 1 && strings.Contains(all[0].Message, dir) && strings.Contains(fmt.Sprint(all[0].ContextMap()["holder"]), holder)

@@ -306,8 +306,7 @@ func releaseThatWaited(t *testing.T) {
 	rec := testRecord(s.asked().Target)
 	rec.Boot, rec.Device.Major = s.b.boot, 4095 // no such device
 	unlock := check.Value(s.b.locks.lock(t.Context(), s.key))(t)
-	ended := make(chan error, 1)
-	go func() { ended <- check.Err(s.b.Release(t.Context(), rec.Target)) }()
+	ended := check.Begin(func() error { return check.Err(s.b.Release(t.Context(), rec.Target)) })
 	synctest.Wait() // it waits for the lock
 	check.Must(t, s.b.store.put(rec))
 	s.b.table.add(rec)

@@ -25,12 +25,12 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/check/rpctest"
 )
 
 // start runs a driver; what it does without devices needs no root.
@@ -42,16 +42,8 @@ func start(t *testing.T, change func(*Config)) (Config, *grpc.ClientConn, *bytes
 		change(&config)
 	}
 	d := check.Value(New(config))(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- d.Run(ctx) }()
-	conn := dial(t, config.Endpoint)
-	t.Cleanup(func() {
-		_ = conn.Close()
-		cancel()
-		check.Must(t, <-done)
-	})
-	return config, conn, log
+	check.Running(t, d.Run)
+	return config, dial(t, config.Endpoint), log
 }
 
 func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientConn {
@@ -63,7 +55,7 @@ func dial(t *testing.T, socket string, options ...grpc.DialOption) *grpc.ClientC
 		}
 		return err
 	})
-	return check.Value(grpc.NewClient("unix:"+socket, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(t)
+	return rpctest.Dial(t, socket, options...)
 }
 
 func mountCapability() *csi.VolumeCapability {
@@ -89,7 +81,6 @@ func TestRegistersAsARegistrarDoes(t *testing.T) {
 		// The answer may be lost: refused, the driver ends the connection.
 		_, err := client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered, Error: "why"})
 		check.That(t, !registered || err == nil, "%v", err)
-		_ = conn.Close()
 		if !registered { // kubelet tries again where the socket appears anew
 			check.Eventually(t, "another socket is there", func() bool {
 				now, err := os.Lstat(socket)

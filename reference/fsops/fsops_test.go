@@ -307,8 +307,7 @@ func TestGrowthIsNotCutOff(t *testing.T) {
 	t.Setenv("PATH", dir)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- GrowUnmounted(ctx, device, "ext4") }()
+	done := check.Begin(func() error { return GrowUnmounted(ctx, device, "ext4") })
 	check.Eventually(t, "resize2fs was begun", func() bool {
 		info, err := os.Stat(begun)
 		return err == nil && info.ModTime().Unix() != 0

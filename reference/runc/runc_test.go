@@ -343,8 +343,7 @@ func TestAgentThatHangs(t *testing.T) {
 	agent := exec.Command(os.Args[0], "-test.run=^TestAgentThatHangs$") //nolint:gosec // this program
 	agent.Env = append(os.Environ(), variable+"="+cfg.AgentSocket())
 	check.Must(t, agent.Start())
-	ended := make(chan error, 1)
-	go func() { ended <- agent.Wait() }()
+	ended := check.Begin(agent.Wait)
 	check.Eventually(t, "it listens", func() bool { served, _ := sys.IsServed(cfg.AgentSocket()); return served })
 	if os.Getuid() == 0 {
 		other := exec.Command("unshare", "-pf", "sh", "-c", `"$0" "$@"; exit $?`, os.Args[0], "-test.run=^TestAgentThatHangs$") //nolint:gosec // this program

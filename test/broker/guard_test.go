@@ -156,8 +156,7 @@ func TestForeignMountThatHangs(t *testing.T) {
 	check.Must(t, unix.Mount(filepath.Dir(server.File), target, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { check.Must(t, unix.Unmount(target, unix.MNT_DETACH)) })
 	server.Silent.Store(true)
-	done := make(chan error, 1)
-	go func() { done <- check.Err(n.Release(context.Background(), target)) }()
+	done := check.Begin(func() error { return check.Err(n.Release(context.Background(), target)) })
 	select {
 	case err := <-done:
 		check.That(t, err == nil && len(rig.MountPoints(target)) == 1, "released with %v, mounted is %v", err, rig.MountPoints(target))

@@ -2,12 +2,14 @@
 package check
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -157,12 +159,15 @@ func Says(t failing, what, text string, words ...string) {
 	}
 }
 
-// ShortDir makes a directory for sockets, whose paths have 107 bytes at most.
-func ShortDir(t interface {
+// ending is a test that does something at its end.
+type ending interface {
 	fatal
+	failing
 	Cleanup(end func())
-},
-) string {
+}
+
+// ShortDir makes a directory for sockets, whose paths have 107 bytes at most.
+func ShortDir(t ending) string {
 	t.Helper()
 	dir := Value(os.MkdirTemp("", "t"))(t)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
@@ -175,6 +180,30 @@ func StaleSocket(t fatal, path string) {
 	l := Value(net.ListenUnix("unix", &net.UnixAddr{Name: path}))(t)
 	l.SetUnlinkOnClose(false)
 	Must(t, l.Close())
+}
+
+// Begin calls a function beside the test, and gives its error once that has ended.
+func Begin(call func() error) <-chan error {
+	ended := make(chan error, 1)
+	go func() { ended <- call() }()
+	return ended
+}
+
+// Running runs something beside the test, until stop is called or the test ends.
+func Running(t ending, run func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := Begin(func() error { return run(ctx) })
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			NoError(t, err, "what ran beside the test")
+		case <-time.After(limit):
+			t.Errorf("what ran beside the test does not end")
+		}
+	})
+	t.Cleanup(stop)
+	return stop
 }
 
 // Eventually waits until a condition holds, and ends the test when it never does.

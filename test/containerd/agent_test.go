@@ -120,11 +120,7 @@ func (r *testNode) crust(args ...string) {
 
 // writesIn tells whether a write ends in time. One that does not goes on.
 func (r *testNode) writesIn(container string, limit time.Duration) bool {
-	done := make(chan error, 1)
-	go func() {
-		_, err := r.node.Exec(r.ctx(), container, "echo x >> /data/file && sync")
-		done <- err
-	}()
+	done := check.Begin(func() error { return check.Err(r.node.Exec(r.ctx(), container, "echo x >> /data/file && sync")) })
 	select {
 	case err := <-done:
 		check.Must(r.t, err)

@@ -3,7 +3,6 @@
 package containerd
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,13 +43,7 @@ func follow(t testing.TB, node *cri.Node) (*sandbox.Tracker, *ended) {
 	t.Helper()
 	told := &ended{}
 	tracker := sandbox.New(sandbox.Config{Runtime: "containerd", Socket: node.Socket, OnGone: told.note}, zap.NewNop())
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- tracker.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		check.Must(t, <-done)
-	})
+	check.Running(t, tracker.Run)
 	check.Eventually(t, "ready", tracker.Ready)
 	return tracker, told
 }

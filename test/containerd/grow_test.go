@@ -31,12 +31,10 @@ func grownWhileItIsMounted(t *testing.T, fs string) {
 	r := newWrappedNode(t, "export CRUST_FAILPOINTS=volume-attached=sleep:3s")
 	v := r.staged("pod-1", fs)
 	pod, id := r.pod(v.pod), ""
-	started := make(chan error, 1)
-	go func() {
-		var err error
+	started := check.Begin(func() (err error) {
 		id, err = pod.Run(r.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v.target)}})
-		started <- err
-	}()
+		return err
+	})
 	check.Eventually(t, "it is mounted in the sandbox", func() bool {
 		tables, _ := filepath.Glob("/proc/[0-9]*/mountinfo")
 		return slices.ContainsFunc(tables, func(table string) bool {

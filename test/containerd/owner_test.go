@@ -21,12 +21,11 @@ func TestDeviceThatIsFreeSoon(t *testing.T) {
 	v := r.staged("pod-1", "ext4")
 	pod := r.pod("pod-1")
 	held := check.Value(unix.Open(v.disk, unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC, 0))(t)
-	released := make(chan error, 1)
-	go func() {
+	released := check.Begin(func() error {
 		err := check.Until(20*time.Second, 5*time.Millisecond, v.isTried)
 		time.Sleep(100 * time.Millisecond) // in which it is refused a few times
-		released <- errors.Join(err, unix.Close(held))
-	}()
+		return errors.Join(err, unix.Close(held))
+	})
 	id := r.run(pod, "main", at(v.target))
 	check.Must(t, <-released)
 	v.wantStats(id)

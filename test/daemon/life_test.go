@@ -42,8 +42,7 @@ func TestTerminationLetsCallsEnd(t *testing.T) {
 	watch := check.Value(d.Admin().WatchVolumes(t.Context(), &adminv1.WatchVolumesRequest{}))(t)
 	_, err := watch.Recv() // SYNCED
 	check.Must(t, err)
-	done := make(chan error, 1)
-	go func() { done <- check.Err(client.RuntimeStageVolume(t.Context(), req)) }()
+	done := check.Begin(func() error { return check.Err(client.RuntimeStageVolume(t.Context(), req)) })
 	check.Eventually(t, "the call is under way", func() bool {
 		records, _ := filepath.Glob(d.Dir + "/run/state/volumes/*.json")
 		return len(records) == 1

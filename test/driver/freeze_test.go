@@ -123,8 +123,7 @@ func TestFreezeOfSomebodyElse(t *testing.T) {
 // wantWrites waits until a write to the volume ends.
 func (v *volume) wantWrites() {
 	v.t.Helper()
-	written := make(chan error, 1)
-	go func() { written <- os.WriteFile(v.target+"/written", []byte("x"), 0o600) }()
+	written := check.Begin(func() error { return os.WriteFile(v.target+"/written", []byte("x"), 0o600) })
 	select {
 	case err := <-written:
 		check.Must(v.t, err)

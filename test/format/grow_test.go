@@ -139,8 +139,7 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	dir := t.TempDir()
 	r := newFormatter(t, standIns(t, map[string]string{"e2fsck": held(t, dir)}), func(c *mkfs.Config) { c.Timeout = 20 * time.Second })
 	devices := []string{smallOnLarge(t), smallOnLarge(t)}
-	done := make(chan error, 1)
-	go func() { done <- r.growing(devices[0], func(*mkfs.Request) {}) }()
+	done := check.Begin(func() error { return r.growing(devices[0], func(*mkfs.Request) {}) })
 	const seize = `$| = 1; syscall($ARGV[0] + 0, 0x4206, $ARGV[1] + 0, 0, 0) == 0 or die $!; print "seized"; sleep 600`
 	tracer := exec.Command("perl", "-e", seize, fmt.Sprint(unix.SYS_PTRACE), fmt.Sprint(check.Value(waitBegun(dir))(t)))
 	said, err := tracer.StdoutPipe()
@@ -172,8 +171,7 @@ func TestOneCheckAtATime(t *testing.T) {
 	other.conf.LockFile = one.conf.LockFile
 	other.f = mkfs.New(other.conf)
 	devices := []string{smallOnLarge(t), smallOnLarge(t)}
-	done := make(chan error, 1)
-	go func() { done <- one.growing(devices[0], func(*mkfs.Request) {}) }()
+	done := check.Begin(func() error { return one.growing(devices[0], func(*mkfs.Request) {}) })
 	check.Must(t, check.Err(waitBegun(first)))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()

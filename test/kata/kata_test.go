@@ -3,7 +3,6 @@
 package kata
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -32,14 +31,7 @@ func newHandler(t *testing.T, root string) (*kata.Handler, kata.Config) {
 		GoSandboxes: filepath.Join(root, "vc"), RustSandboxes: filepath.Join(root, "rs"), Filesystems: []string{"ext4"},
 	}
 	h := check.Value(kata.New(cfg, nil, zap.NewNop()))(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		err := <-done
-		check.That(t, err == nil, "%v", err)
-	})
+	check.Running(t, h.Run)
 	return h, cfg
 }
 

@@ -247,11 +247,9 @@ func (d *daemonSet) crustctl(args ...string) string {
 // wantRemovalRefused has the chart ask the nodes before it goes.
 func (d *daemonSet) wantRemovalRefused() {
 	d.k.T.Helper()
-	refused := make(chan error, 1)
-	go func() {
-		_, err := render.Helm(d.k.T, "uninstall", "crust-proxy", "--namespace="+proxySpace, "--kubeconfig="+d.k.AdminKubeconfig)
-		refused <- err
-	}()
+	refused := check.Begin(func() error {
+		return check.Err(render.Helm(d.k.T, "uninstall", "crust-proxy", "--namespace="+proxySpace, "--kubeconfig="+d.k.AdminKubeconfig))
+	})
 	d.k.Eventually("the removal is asked for", func(ctx context.Context) error {
 		is, err := d.only(ctx, "crust-proxy-removal")
 		if err == nil && is.Status.Phase != corev1.PodFailed {

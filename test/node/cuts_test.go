@@ -3,7 +3,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -155,24 +154,21 @@ func (l *cutLook) driver() error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithCancel(l.t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- d.Run(ctx) }()
-	defer func() { stop(); check.Must(l.t, <-ended) }()
+	defer check.Running(l.t, d.Run)()
 	conn, err := rig.Connect(config.Endpoint)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
 	check.Must(l.t, check.Until(time.Minute, time.Millisecond, func() error { return dialable(config.Endpoint) }))
-	volumes, err := csi.NewControllerClient(conn).ListVolumes(ctx, &csi.ListVolumesRequest{})
+	volumes, err := csi.NewControllerClient(conn).ListVolumes(l.t.Context(), &csi.ListVolumesRequest{})
 	if err != nil {
 		return err
 	}
 	for _, one := range volumes.GetEntries() {
 		l.listed(one.GetVolume().GetVolumeId(), one.GetVolume().GetCapacityBytes())
 	}
-	taken, err := csi.NewControllerClient(conn).ListSnapshots(ctx, &csi.ListSnapshotsRequest{})
+	taken, err := csi.NewControllerClient(conn).ListSnapshots(l.t.Context(), &csi.ListSnapshotsRequest{})
 	if err != nil {
 		return err
 	}
@@ -187,7 +183,7 @@ func (l *cutLook) driver() error {
 		l.faults = append(l.faults, fmt.Sprintf("there are the records %q of the groups %v", records, groups))
 	}
 	for id, members := range groups {
-		if _, err := csi.NewGroupControllerClient(conn).GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id}); err != nil {
+		if _, err := csi.NewGroupControllerClient(conn).GetVolumeGroupSnapshot(l.t.Context(), &csi.GetVolumeGroupSnapshotRequest{GroupSnapshotId: id}); err != nil {
 			l.faults = append(l.faults, fmt.Sprintf("the group %s has the snapshots %q: %v", id, members, err))
 		}
 		l.ids[cutName(id)] = id

@@ -125,8 +125,7 @@ func (f *frontService) wantHandedOver(v *volume) {
 func (f *frontService) testStopDuringMkfs(v *volume) {
 	f.t.Helper()
 	f.slowMkfs()
-	ended := make(chan error, 1)
-	go func() { ended <- v.TryPublish() }()
+	ended := check.Begin(v.TryPublish)
 	f.wait("run mkfs", func() bool { return f.mkfsPid() != "0" })
 	pid := f.mkfsPid()
 	capabilities := f.run("grep", "Cap[PE]", "/proc/"+pid+"/status")

@@ -227,8 +227,7 @@ func TestKilledWhileTheyBegin(t *testing.T) {
 	for name := range victims {
 		t.Run("boot/"+name, func(t *testing.T) {
 			b := b.of(t)
-			made := make(chan error, 1)
-			go func() { _, err := b.CRI.RunPod(b.ctx(), "pod-"+name, vmnode.Handler, 0); made <- err }()
+			made := check.Begin(func() error { return check.Err(b.CRI.RunPod(b.ctx(), "pod-"+name, vmnode.Handler, 0)) })
 			check.Must(t, victims[name](b.machine()))
 			wantFailed(t, <-made)
 			b.wantOver()
@@ -265,8 +264,9 @@ func (b *bench) killedWhilePlugged(name, fs string, kill func(machine) error) {
 	if kill == nil {
 		b.exec(b.run(pod, "beside"), "(until [ -e /sys/block/vda ]; do :; done; "+killAgent+") >/dev/null 2>&1 </dev/null &")
 	}
-	made := make(chan error, 1)
-	go func() { made <- check.Err(pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}})) }()
+	made := check.Begin(func() error {
+		return check.Err(pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(v)}}))
+	})
 	if kill != nil {
 		check.Eventually(b.t, "the machine has the disk", func() bool { return m.hasOpen(v.device) })
 		check.Must(b.t, kill(m))
@@ -305,8 +305,7 @@ func TestKilledWhileTheyEnd(t *testing.T) {
 func (s *scene) stop() <-chan error {
 	s.t.Helper()
 	container := check.Value(s.CRI.Pid(s.ctx(), s.container))(s.t)
-	stopped := make(chan error, 1)
-	go func() { stopped <- s.pod.Stop(s.ctx()) }()
+	stopped := check.Begin(func() error { return s.pod.Stop(s.ctx()) })
 	check.Eventually(s.t, "the container has ended", func() bool { return unix.Kill(container, 0) != nil })
 	if len(s.Machines()) == 0 {
 		s.t.Log("the machine has ended as fast as its container")
@@ -324,10 +323,10 @@ func TestAPodOutlivesOthers(t *testing.T) {
 		b.Daemon.Start()
 	}
 	s.pod = b.pod(s.v.Pod)
-	m, made := b.machine(), make(chan error, 1)
-	go func() {
-		made <- check.Err(s.pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(s.v)}}))
-	}()
+	m := b.machine()
+	made := check.Begin(func() error {
+		return check.Err(s.pod.Run(b.ctx(), cri.Container{Name: "main", Mounts: []cri.Mount{at(s.v)}}))
+	})
 	check.Eventually(t, "the machine has the disk", func() bool { return m.hasOpen(s.v.device) })
 	b.CRI.Process.Kill()
 	b.Daemon.Kill()
@@ -367,11 +366,9 @@ func (s *scene) survivesAFreeze() {
 	}
 	crust("freeze", s.v.Target, "300")
 	process := check.Value(s.CRI.Pid(s.ctx(), s.container))(s.t)
-	stopped := make(chan error, 1)
-	go func() {
-		_, err := s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container})
-		stopped <- err
-	}()
+	stopped := check.Begin(func() error {
+		return check.Err(s.CRI.CRI.StopContainer(s.ctx(), &runtimeapi.StopContainerRequest{ContainerId: s.container}))
+	})
 	m := s.machine()
 	time.Sleep((hang + 10) * time.Second)
 	check.That(s.t, unix.Kill(m.qemu, 0) == nil && unix.Kill(process, 0) == nil,

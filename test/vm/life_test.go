@@ -117,8 +117,7 @@ func (b *bench) wantUnplugged(pod *cri.Pod, volumes []*volume) {
 	qemu := check.Value(b.Machine(b.ctx(), pod))(b.t)
 	has := func(v *volume) bool { return machine{qemu: qemu}.hasOpen(v.device) }
 	check.That(b.t, has(volumes[0]), "the machine does not have the disk")
-	removed := make(chan error, 1)
-	go func() { removed <- pod.Remove(b.ctx()) }()
+	removed := check.Begin(func() error { return pod.Remove(b.ctx()) })
 	check.Eventually(b.t, "the machine runs on without its disks", func() bool {
 		return !slices.ContainsFunc(volumes, has) && slices.Contains(b.Machines(), qemu)
 	})

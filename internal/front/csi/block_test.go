@@ -201,9 +201,9 @@ func TestGrowthBesideAnUnpublish(t *testing.T) {
 		r.driver.said()
 		r.broker.size, r.broker.abilities.GrowsAtMount = 2<<30, true
 		unlock := check.Value(r.front.lock(t.Context(), staging.VolumeID{Driver: driverName, ID: "vol-1"}))(t) // as unpublish does
-		found, done := make(chan struct{}), make(chan error, 1)
+		found := make(chan struct{})
 		r.broker.found = sync.OnceFunc(func() { close(found) })
-		go func() { done <- r.expand("p1") }()
+		done := check.Begin(func() error { return r.expand("p1") })
 		<-found
 		r.broker.mu.Lock()
 		successor := *r.broker.volumes[r.target("p1")]

@@ -174,8 +174,7 @@ func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	r.driver.block = make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	ended := make(chan error, 1)
-	go func() { _, err := r.kubelet.NodePublishVolume(ctx, r.publishReq("p1")); ended <- err }()
+	ended := check.Begin(func() error { return check.Err(r.kubelet.NodePublishVolume(ctx, r.publishReq("p1"))) })
 	other := r.stageReq()
 	other.VolumeId = "vol-2"
 	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))

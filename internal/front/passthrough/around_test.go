@@ -166,8 +166,7 @@ func TestCancelledCaller(t *testing.T) {
 			local: map[string]Local{csi.Node_NodeStageVolume_FullMethodName: passOn},
 		})
 		ctx, cancel := context.WithCancel(patience(t))
-		failed := make(chan error, 1)
-		go func() { _, err := ask(ctx, r.proxied, method, nil); failed <- err }()
+		failed := check.Begin(func() error { return check.Err(ask(ctx, r.proxied, method, nil)) })
 		waitFor(t, way+": the call reaches the driver", begun)
 		cancel()
 		err := <-failed

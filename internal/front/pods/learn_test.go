@@ -64,9 +64,7 @@ func TestLookupsDoNotWaitForPrefetching(t *testing.T) {
 	c := New(Config{Identity: apiserver.Identity{Kubeconfig: f.kubeconfig()}, NodeName: thisNode, Patience: patient, Log: zaptest.NewLogger(t)})
 	check.That(t, c.prefetch.spread > 0, "all nodes begin at once")
 	c.prefetch.spread = 1000 * time.Hour
-	done := make(chan error, 1)
-	go func() { done <- c.Run(t.Context()) }()
-	t.Cleanup(func() { check.Must(t, <-done) })
+	check.Running(t, c.Run)
 	synced(t, c)
 	got := check.Value(c.ByUID(t.Context(), "uid-a"))(t)
 	check.That(t, unknownOf(t, got, "data") == nil && c.State().Incomplete == 1 && len(c.State().Unknown) == 0, "got %+v, %+v", got, c.State())

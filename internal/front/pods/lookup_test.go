@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -94,14 +95,10 @@ func refusedInTheEnd(t *testing.T, c *Cluster, ask func() error, kind volume.Kin
 func TestAPodThatComesLateIsWaitedFor(t *testing.T) {
 	f := newFakeAPI(t, "data")
 	c := startSynced(t, f, patient)
-	byUID, using := make(chan error, 1), make(chan error, 1)
-	go func() { _, err := c.ByUID(t.Context(), "uid-late"); byUID <- err }()
-	go func() { _, err := c.Using(t.Context(), driver, "vol-data"); using <- err }()
+	byUID := check.Begin(func() error { return check.Err(c.ByUID(t.Context(), "uid-late")) })
+	using := check.Begin(func() error { return check.Err(c.Using(t.Context(), driver, "vol-data")) })
 	f.put(aPod("late", "data"))
-	for _, answer := range []chan error{byUID, using} {
-		err := <-answer
-		check.That(t, err == nil, "%v", err)
-	}
+	check.Must(t, errors.Join(<-byUID, <-using))
 }
 
 func TestWhatDoesNotComeIsRefused(t *testing.T) {

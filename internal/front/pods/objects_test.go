@@ -70,12 +70,7 @@ func startWith(t *testing.T, kubeconfig string, patience time.Duration) *Cluster
 	c.recheck = 10 * time.Millisecond
 	c.prefetch.spread, c.prefetch.rate = 0, flowcontrol.NewTokenBucketRateLimiter(50, 100)
 	c.backoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 3, Cap: 50 * time.Millisecond}
-	done := make(chan error, 1)
-	go func() { done <- c.Run(t.Context()) }()
-	t.Cleanup(func() {
-		err := <-done
-		check.That(t, err == nil, "Run: %v", err)
-	})
+	check.Running(t, c.Run)
 	return c
 }
 

@@ -122,13 +122,13 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 	check.Must(t, w.registrar(other).Start())
 	w.served("driver.sock")
 	check.Eventually(t, "the other driver is registered", func() bool { one, _ := w.shown(other.Name); return one.Kubelet == registered })
-	answers, answered, ended := make(chan struct{}), make(chan error, 1), make(chan struct{})
+	answers, ended := make(chan struct{}), make(chan struct{})
 	d.Hang.Store(&answers)
 	conn := check.Value(connect(w.csi()))(t)
 	defer func() { _ = conn.Close() }()
-	go func() {
-		answered <- check.Err(csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))
-	}()
+	answered := check.Begin(func() error {
+		return check.Err(csi.NewNodeClient(conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}))
+	})
 	check.Eventually(t, "the call is under way", d.Hangs.Load)
 	go func() { w.stop(); close(ended) }()
 	time.Sleep(quiet)

@@ -136,25 +136,7 @@ func (w *world) startRegistryWith(cfg Config) {
 	if w.whose != nil {
 		w.registry.whose = w.whose
 	}
-	w.stop = runs(w.t, w.registry)
-}
-
-// runs runs a registry until the returned function is called, or the test ends.
-func runs(t *testing.T, r *Registry) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-ended:
-			check.That(t, err == nil, "Run: %v", err)
-		case <-time.After(10 * time.Second):
-			t.Error("Run does not end")
-		}
-	})
-	t.Cleanup(stop)
-	return stop
+	w.stop = check.Running(w.t, w.registry.Run)
 }
 
 func (w *world) startKubelet() {

@@ -195,15 +195,13 @@ func TestWatchdog(t *testing.T) {
 	n := check.Value(FromEnvironment())(t)
 	var dead atomic.Bool
 	core, logged := observer.New(zap.ErrorLevel)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
 	dog := &Watchdog{Notifier: n, Log: zap.New(core), Alive: func(context.Context) error {
 		if dead.Load() {
 			return errors.New("stuck")
 		}
 		return nil
 	}}
-	go func() { done <- dog.Run(ctx) }()
+	stop := check.Running(t, dog.Run)
 	for range 3 {
 		got := m.receive(t)
 		check.That(t, got.state == "WATCHDOG=1", "got %q", got.state)
@@ -214,8 +212,7 @@ func TestWatchdog(t *testing.T) {
 	_ = m.conn.SetReadDeadline(time.Now().Add(60 * time.Millisecond))
 	_, err := m.conn.Read(make([]byte, 64))
 	check.That(t, errors.Is(err, os.ErrDeadlineExceeded), "a dead daemon said that it lives: %v", err)
-	cancel()
-	check.Must(t, <-done)
+	stop()
 }
 
 func drain(m *manager) {

@@ -27,19 +27,6 @@ func get(t *testing.T, s *Server, path string) (int, string) {
 	return reply.Code, reply.Body.String()
 }
 
-// start runs a server until the end of the test.
-func start(t *testing.T, s *Server) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		err := <-done
-		check.That(t, err == nil, "%v", err)
-	})
-}
-
 func TestServer(t *testing.T) {
 	var notReady error
 	hangs := false
@@ -81,7 +68,7 @@ func TestServerThatCannotListen(t *testing.T) {
 		s.Bind(t.Context())
 		err = s.Problem()
 		check.That(t, err != nil && strings.Contains(err.Error(), listen), "%s: got %v", listen, err)
-		start(t, s) // it goes on trying, and ends with its context
+		check.Running(t, s.Run) // it goes on trying, and ends with its context
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -94,7 +81,7 @@ func TestAddressThatComesFree(t *testing.T) {
 	core, logged := observer.New(zap.InfoLevel)
 	s := &Server{Listen: taken.Addr().String(), Metrics: NewMetrics("test").Registry, Log: zap.New(core), Retry: time.Millisecond, Ready: func() error { return nil }, Remarks: func() []string { return nil }}
 	s.Bind(t.Context())
-	start(t, s)
+	check.Running(t, s.Run)
 	check.Require(t, s.Problem() != nil, "an address that is in use is no problem")
 	check.Must(t, taken.Close())
 	for s.Problem() != nil && t.Context().Err() == nil {
@@ -133,7 +120,7 @@ func TestIdleConnectionsDoNotKeepProbesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := make(pipes, 2*maxConns)
 		alive := func(context.Context) error { return nil }
-		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener})
+		check.Running(t, (&Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener}).Run)
 		for range maxConns + 16 {
 			_, _ = listener.dial(t.Context(), "", "")
 		}
@@ -160,7 +147,7 @@ func TestOnePeerDoesNotKeepProbesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		listener := make(pipes, 2*maxConns)
 		alive := func(context.Context) error { return nil }
-		start(t, &Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener})
+		check.Running(t, (&Server{Listen: "pipes", Metrics: NewMetrics("test").Registry, Alive: alive, Log: zap.NewNop(), listener: listener}).Run)
 		dial := func(last byte) (net.Conn, error) {
 			ours, theirs := net.Pipe()
 			listener <- ofPeer{theirs, net.TCPAddr{IP: net.IPv4(10, 0, 0, last), Port: 1}}

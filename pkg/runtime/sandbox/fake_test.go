@@ -143,17 +143,12 @@ func track(t *testing.T, f *fakeRuntime, cfg Config) (*Tracker, *journal) {
 	cfg.OnGone = func(id string) { told.add("gone " + id) }
 	tracker := New(cfg, f.log)
 	tracker.dial = f.dial
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- tracker.Run(ctx) }()
 	t.Cleanup(func() {
-		cancel()
-		err := <-done
-		check.That(t, err == nil, "%v", err)
 		if f.server != nil {
 			f.stop()
 		}
 	})
+	check.Running(t, tracker.Run)
 	return tracker, told
 }
 

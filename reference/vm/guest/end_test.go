@@ -101,16 +101,13 @@ func TestContainerThatIsRemovedWhileItIsCreated(t *testing.T) {
 	s := sandboxOf("a")
 	cs, vol := s.containers, s.volumes.byName["a"]
 	s.volumes.mu.Lock() // it waits for its volumes
-	created := make(chan error)
-	go func() {
-		_, err := cs.CreateContainer(t.Context(), &wire.CreateContainerRequest{
+	created := check.Begin(func() error {
+		return check.Err(cs.CreateContainer(t.Context(), &wire.CreateContainerRequest{
 			Container: "new", Spec: []byte(`{"process":{},"root":{},"mounts":[{},{}]}`), Volumes: []*wire.VolumeMount{{Volume: "a"}, {Volume: "gone", Mount: 1}},
-		})
-		created <- err
-	}()
+		}))
+	})
 	check.Eventually(t, "it is known", func() bool { return cs.all()["new"] != nil })
-	removed := make(chan error, 1)
-	go func() { removed <- cs.remove(t.Context(), "new") }()
+	removed := check.Begin(func() error { return cs.remove(t.Context(), "new") })
 	time.Sleep(100 * time.Millisecond) // until that has found it
 	s.volumes.mu.Unlock()
 	check.That(t, errors.Is(<-created, errNotFound), "a container whose volume is gone was created")

@@ -240,12 +240,12 @@ func openTerminal(t *testing.T, p *process) *os.File {
 func TestTerminalBeforeItsProcess(t *testing.T) {
 	p := check.Value(newProcess(true))(t)
 	defer p.end(t.Context())
-	read, resized := make(chan string, 1), make(chan error, 1)
+	read := make(chan string, 1)
 	go func() {
 		data, err := p.read(t.Context(), &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 100})
 		read <- fmt.Sprintf("%q, %v", data, err)
 	}()
-	go func() { resized <- p.resize(t.Context(), 111, 44) }()
+	resized := check.Begin(func() error { return p.resize(t.Context(), 111, 44) })
 	n, err := p.write(t.Context(), []byte("early"))
 	check.That(t, n == 0 && err == nil && len(read) == 0 && len(resized) == 0, "there is no terminal, and %d bytes were written: %v", n, err)
 	other := openTerminal(t, p)
@@ -272,17 +272,15 @@ func TestInputDoesNotEndOutput(t *testing.T) {
 	defer p.end(t.Context())
 	other := openTerminal(t, p)
 	const last = "the last line"
-	read := make(chan error, 1)
-	go func() {
+	read := check.Begin(func() error {
 		for all := ""; !strings.Contains(all, last); {
 			data, err := p.read(t.Context(), &wire.ReadOutputRequest{Stream: wire.Stream_STREAM_STDOUT, Max: 4096})
 			if all += string(data); err != nil || len(data) == 0 {
-				read <- fmt.Errorf("the output ended: %w", err)
-				return
+				return fmt.Errorf("the output ended: %w", err)
 			}
 		}
-		read <- nil
-	}()
+		return nil
+	})
 	lines := []byte(strings.Repeat("x\n", wire.MaxData/2))
 	for n := len(lines); n == len(lines); {
 		n = check.Value(p.write(t.Context(), lines))(t) // until nobody takes it

@@ -251,8 +251,7 @@ func TestFramesThatBreakTheWire(t *testing.T) {
 			defer func() { _ = c.Close() }()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			blocked := make(chan error, 1)
-			go func() { blocked <- ping(ctx, c) }()
+			blocked := check.Begin(func() error { return ping(ctx, c) })
 			check.Value(io.ReadFull(guest, make([]byte, headerSize)))(t) // it has been asked
 			go func() { _, _ = guest.Write(sent); _, _ = io.Copy(io.Discard, guest) }()
 			select {

@@ -3,7 +3,6 @@
 package admission
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,9 +41,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	looksUp := pods.New(pods.Config{
 		Identity: apiserver.Identity{Kubeconfig: access, UserAgent: "test"}, NodeName: "node-a", Patience: patience, Log: zap.NewNop(),
 	})
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- looksUp.Run(ctx) }()
+	stop := check.Running(t, looksUp.Run)
 	got, err := looksUp.ByUID(t.Context(), string(made.UID))
 	check.That(t, err == nil, "%v", err)
 	check.That(t, len(got.Volumes) == 1 && got.Volumes[0].Driver == diskDriver && got.Volumes[0].VolumeID == "vol-1" && got.RuntimeHandler == "crust",
@@ -53,9 +50,7 @@ func TestTheRoleIsEnough(t *testing.T) {
 	check.That(t, err == nil && len(using) == 1, "pods that use the volume: %v, %v", using, err)
 	_, err = looksUp.NodeDrivers(t.Context())
 	check.That(t, err != nil && strings.Contains(err.Error(), "does not exist"), "a CSINode that does not exist, and may be read: %v", err)
-	cancel()
-	err = <-ended
-	check.That(t, err == nil, "%v", err)
+	stop()
 	hasNoMore(t, access)
 }
 

@@ -18,8 +18,7 @@ import (
 // Run runs a handler until stop is called.
 func Run(t testing.TB, h runtime.Handler) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
+	done := check.Begin(func() error { return h.Run(ctx) })
 	return sync.OnceFunc(func() {
 		cancel()
 		err := <-done

@@ -77,8 +77,7 @@ func TestAPipeAmongTheRecords(t *testing.T) {
 	dir := filepath.Join(state, RecordDir)
 	check.Must(t, os.Mkdir(dir, 0o700))
 	check.Must(t, unix.Mkfifo(filepath.Join(dir, "pipe.json"), 0o600))
-	read := make(chan error, 1)
-	go func() { read <- check.Err(StagedDevices(state)) }()
+	read := check.Begin(func() error { return check.Err(StagedDevices(state)) })
 	select {
 	case err := <-read:
 		check.That(t, err != nil && strings.Contains(err.Error(), "pipe.json"), "got %v", err)
