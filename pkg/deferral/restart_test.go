@@ -304,9 +304,7 @@ func TestLostRecord(t *testing.T) {
 			check.Must(t, errors.Join(os.Remove(path), os.Rename(away, path)))
 			if released {
 				unlock := check.Value(s.b.locks.lock(t.Context(), s.key))(t)
-				hurried, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-				defer cancel()
-				s.wants(check.Err(s.b.Release(hurried, s.asked().Target)), volume.Timeout, "still under way")
+				s.wants(check.Err(s.b.Release(check.Within(t, time.Millisecond), s.asked().Target)), volume.Timeout, "still under way")
 				check.That(t, s.b.table.get(s.key).lost != nil, "its record was taken up beside another operation")
 				unlock()
 				_, err := s.b.Release(t.Context(), s.asked().Target)

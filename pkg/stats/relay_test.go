@@ -154,9 +154,7 @@ func TestTooManySlowSandboxes(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		relay.SetLimits(tight) // other keys of the configuration were changed
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := relay.Stats(ctx, src, testVolume("quick"))
+		_, err := relay.Stats(check.Within(t, time.Second), src, testVolume("quick"))
 		kind := volume.KindOf(err)
 		check.That(t, kind == volume.Timeout || kind == volume.Exhausted, "got %v", err)
 		hung.Wait()
@@ -270,10 +268,8 @@ func TestRequestThatHangsIsLeftBehind(t *testing.T) {
 		t.Run(call, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				hung, src, relay := make(stuck), &sandboxes{}, New(Limits{StatsTimeout: time.Second, ExpandTimeout: time.Minute, Concurrency: 1, MaxSlow: 1, SlowAfter: time.Second}, nil)
-				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-				defer cancel()
 				begin := time.Now()
-				err := ask(ctx, relay, hung)
+				err := ask(check.Within(t, 3*time.Second), relay, hung)
 				check.That(t, volume.KindOf(err) == volume.Timeout && time.Since(begin) <= 3*time.Second+leaveTime, "after %v: %v", time.Since(begin), err)
 				for _, change := range []func(){func() {}, func() { relay.Rebound("h", "new") }, func() { relay.Forget("h") }} {
 					change()

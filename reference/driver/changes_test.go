@@ -521,9 +521,7 @@ func TestComparisonEndsWithItsCaller(t *testing.T) {
 	for range comparedAtOnce {
 		<-compare.free
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	check.Is(t, compare.all(ctx, collect(0, 1<<40, new([]span))), context.DeadlineExceeded)
+	check.Is(t, compare.all(check.Within(t, 20*time.Millisecond), collect(0, 1<<40, new([]span))), context.DeadlineExceeded)
 }
 
 // TestHolesAreNotRead, on either side.

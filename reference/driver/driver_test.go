@@ -258,8 +258,7 @@ func TestLocks(t *testing.T) {
 		}()
 	}
 	check.Must(t, errors.Join(<-done, <-done, <-done))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
+	ctx := check.Within(t, 20*time.Millisecond)
 	release := check.Value(l.take(ctx, "v", ""))(t)
 	defer release()
 	other := check.Value(l.take(ctx, "w", ""))(t)

@@ -37,10 +37,8 @@ func TestHangTimeout(t *testing.T) {
 	for nth, hangs := range map[int]bool{1: false, 3: false, 4: true, 1 << 30: true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &sandbox{cfg: Config{HangTimeoutSeconds: timeout}, guest: &wire.Client{SandboxService: &slow{nth: nth}}}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
 			began := time.Now()
-			err := s.monitorPings(ctx)
+			err := s.monitorPings(check.Within(t, time.Hour))
 			took := time.Since(began)
 			check.That(t, errors.Is(err, errHung) == hangs && (!hangs || took == timeout*time.Second),
 				"one of %d pings answered: %v after %v", nth, err, took)
@@ -164,9 +162,7 @@ func TestAGuestThatKeepsAnExec(t *testing.T) {
 	for container, hangs := range map[string]bool{"ended": true, "stays": false} {
 		synctest.Test(t, func(t *testing.T) {
 			c, s := lied(t, Config{StateDir: t.TempDir(), HangTimeoutSeconds: 90})
-			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
-			defer cancel()
-			_, err := c.WaitProcess(ctx, &wire.WaitProcessRequest{Process: &wire.Process{Container: container, Exec: "x"}})
+			_, err := c.WaitProcess(check.Within(t, time.Hour), &wire.WaitProcessRequest{Process: &wire.Process{Container: container, Exec: "x"}})
 			check.That(t, err != nil && (len(s.hung) == 1) == hangs, "%s: %v, declared hung: %d", container, err, len(s.hung))
 		})
 	}

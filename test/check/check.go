@@ -182,6 +182,17 @@ func StaleSocket(t fatal, path string) {
 	Must(t, l.Close())
 }
 
+// Within is a context of the test that ends after some time.
+func Within(t interface {
+	Context() context.Context
+	Cleanup(end func())
+}, limit time.Duration,
+) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // Begin calls a function beside the test, and gives its error once that has ended.
 func Begin(call func() error) <-chan error {
 	ended := make(chan error, 1)

@@ -4,7 +4,6 @@ package conformance
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,10 +115,8 @@ type outcome struct {
 
 func (b *bench) run(fs string, args ...string) outcome {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), b.limit)
-	defer cancel()
 	template := b.command(fs, args...)
-	cmd := exec.CommandContext(ctx, template.Path, template.Args[1:]...)
+	cmd := exec.CommandContext(check.Within(b.t, b.limit), template.Path, template.Args[1:]...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
 	var out, told bytes.Buffer

@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"context"
 	"os"
 	"os/exec"
 	"strings"
@@ -51,8 +50,7 @@ func TestStranger(t *testing.T) {
 		return
 	}
 	runtimeSocket, adminSocket, _ := strings.Cut(sockets, ",")
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
+	ctx := check.Within(t, 10*time.Second)
 	_, err := runtimev1.NewRuntimeClient(rpctest.Dial(t, runtimeSocket)).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{})
 	check.Code(t, err, codes.PermissionDenied)
 	check.That(t, strings.Contains(err.Error(), "12345") && strings.Contains(err.Error(), "authorization"),

@@ -3,7 +3,6 @@
 package format_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -173,8 +172,7 @@ func TestOneCheckAtATime(t *testing.T) {
 	devices := []string{smallOnLarge(t), smallOnLarge(t)}
 	done := check.Begin(func() error { return one.growing(devices[0], func(*mkfs.Request) {}) })
 	check.Must(t, check.Err(waitBegun(first)))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx := check.Within(t, time.Second)
 	fd := openPath(t, devices[1])
 	defer func() { _ = unix.Close(fd) }()
 	_, err := other.f.Prepare(ctx, mkfs.Request{Device: fd, Volume: "/v", Path: devices[1], FSType: "ext4", Policy: volume.FormatNever, Grow: true})

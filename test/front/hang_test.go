@@ -3,7 +3,6 @@
 package front
 
 import (
-	"context"
 	"encoding/base64"
 	"fmt"
 	"os"
@@ -131,10 +130,7 @@ func TestCloseThatHangs(t *testing.T) {
 	own.hang(&own.server.Full)
 	check.Must(t, disk.Close()) // it is not the last one
 	unstage := func(within time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), within)
-		defer cancel()
-		_, err := n.Runtime().RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()})
-		return err
+		return check.Err(n.Runtime().RuntimeUnstageVolume(check.Within(t, within), &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: request.GetVolumeTargetPath()}))
 	}
 	began := time.Now()
 	check.Code(t, unstage(3*time.Second), codes.DeadlineExceeded)

@@ -3,7 +3,6 @@
 package openers
 
 import (
-	"context"
 	"encoding/binary"
 	"os"
 	"os/exec"
@@ -55,9 +54,7 @@ func TestCountInAGuest(t *testing.T) {
 	check.Must(t, rig.BuildStatic(program, "test/openers/guest"))
 	image, archive, err := initramfs.Build(kernel, program, t.TempDir())
 	check.Must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
+	cmd := exec.CommandContext(check.Within(t, 3*time.Minute), "qemu-system-x86_64", "-nodefaults", "-no-user-config", "-no-reboot", "-display", "none",
 		"-accel", "tcg", "-cpu", "Nehalem,+rdrand,+smep,+smap", "-m", "320M", "-serial", "stdio",
 		"-kernel", image, "-initrd", archive, "-append", initramfs.KernelArguments,
 		"-drive", "if=virtio,format=raw,file="+guestDisk(t, kernel))

@@ -3,7 +3,6 @@
 package package_test
 
 import (
-	"context"
 	"path/filepath"
 	"time"
 
@@ -34,8 +33,7 @@ func (m *machine) register() string {
 		}
 		return len(found) == 1
 	})
-	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)
-	defer cancel()
+	ctx := check.Within(m.t, time.Minute)
 	plugin := registration.NewRegistrationClient(m.dial(path))
 	info := check.Value(plugin.GetInfo(ctx, &registration.InfoRequest{}))(m.t)
 	check.Require(m.t, info.GetType() == registration.CSIPlugin && info.GetName() == driverName && info.GetEndpoint() == csiSocket,

@@ -3,7 +3,6 @@
 package package_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -55,9 +54,7 @@ func install(t *testing.T, devices ...string) *service {
 
 func (s *service) stage() {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
-	defer cancel()
-	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeStageVolume(ctx, &runtimev1.RuntimeStageVolumeRequest{
+	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeStageVolume(check.Within(s.t, 2*time.Minute), &runtimev1.RuntimeStageVolumeRequest{
 		VolumeType:        &runtimev1.VolumeType{Type: runtimev1.VolumeType_BLOCK},
 		VolumeTargetPath:  target,
 		VolumeBackingPath: s.device,
@@ -69,8 +66,7 @@ func (s *service) stage() {
 
 func (s *service) unstage() {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 2*time.Minute)
-	defer cancel()
+	ctx := check.Within(s.t, 2*time.Minute)
 	_, err := runtimev1.NewRuntimeClient(s.dial("/run/crust-proxy/runtime.sock")).RuntimeUnstageVolume(ctx, &runtimev1.RuntimeUnstageVolumeRequest{VolumeTargetPath: target})
 	check.Require(s.t, err == nil, "unstage: %v", err)
 	check.That(s.t, !s.guarded(), "the guard is still there after unstage")
@@ -126,9 +122,7 @@ func (s *service) call() error {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
-	defer cancel()
-	_, err = grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
+	_, err = grpc_health_v1.NewHealthClient(conn).Check(check.Within(s.t, time.Minute), &grpc_health_v1.HealthCheckRequest{})
 	return err
 }
 

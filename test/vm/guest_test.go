@@ -209,9 +209,7 @@ func TestGuest(t *testing.T) {
 	t.Run("ends", g.tryEnds)
 	t.Run("refused", g.tryRefused)
 	// A freeze that comes after its caller has gone does not last.
-	hurried, cancel := context.WithTimeout(t.Context(), time.Millisecond)
-	defer cancel()
-	check.Fails(t, check.Err(g.FreezeVolume(hurried, &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})))
+	check.Fails(t, check.Err(g.FreezeVolume(check.Within(t, time.Millisecond), &wire.FreezeVolumeRequest{Volume: rootVolume, TimeoutMillis: 600000})))
 	// A writer that nobody can kill is in the way of the end.
 	check.Must(t, g.create("blocked", spec("while :; do echo x >>/file; done")))
 	g.start(t, "blocked")

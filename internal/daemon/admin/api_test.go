@@ -329,9 +329,7 @@ func (s *served) watch(t *testing.T, req *adminv1.WatchVolumesRequest) (
 	grpc.ServerStreamingClient[adminv1.WatchVolumesResponse], func() *adminv1.WatchVolumesResponse,
 ) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	t.Cleanup(cancel)
-	stream := check.Value(s.admin().WatchVolumes(ctx, req))(t)
+	stream := check.Value(s.admin().WatchVolumes(check.Within(t, 2*time.Minute), req))(t)
 	return stream, func() *adminv1.WatchVolumesResponse {
 		t.Helper()
 		return check.Value(stream.Recv())(t)

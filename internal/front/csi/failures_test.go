@@ -1,7 +1,6 @@
 package csi
 
 import (
-	"context"
 	"os"
 	"strings"
 	"testing"
@@ -124,9 +123,7 @@ func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 		began := time.Now()
 		_, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
 		check.That(t, volume.KindOf(err) == volume.Busy && time.Since(began) == lockTimeout, "after %v: %v", time.Since(began), err)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		check.Kind(t, check.Err(all.lock(ctx, staging.VolumeID{Driver: "d", ID: "v"})), volume.Busy) // with a deadline
+		check.Kind(t, check.Err(all.lock(check.Within(t, time.Second), staging.VolumeID{Driver: "d", ID: "v"})), volume.Busy) // with a deadline
 		end()
 	})
 }
@@ -172,16 +169,13 @@ func TestHungDriverHoldsUpItsVolumeOnly(t *testing.T) {
 	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
 	r.driver.block = make(chan struct{})
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
+	ctx := check.Within(t, 200*time.Millisecond)
 	ended := check.Begin(func() error { return check.Err(r.kubelet.NodePublishVolume(ctx, r.publishReq("p1"))) })
 	other := r.stageReq()
 	other.VolumeId = "vol-2"
 	r.ok(r.kubelet.NodeStageVolume(t.Context(), other))
 	r.ok(r.kubelet.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "vol-1", VolumePath: r.target("p1")}))
-	again, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer stop()
-	_, err := r.kubelet.NodePublishVolume(again, r.publishReq("p1"))
+	_, err := r.kubelet.NodePublishVolume(check.Within(t, 50*time.Millisecond), r.publishReq("p1"))
 	code := codeOf(err)
 	check.That(t, code == codes.DeadlineExceeded || code == codes.Aborted, "a second call: %v", err)
 	r.refused(<-ended, codes.DeadlineExceeded)

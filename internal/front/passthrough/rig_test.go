@@ -109,12 +109,7 @@ func all(stream receiver) (messages []string, err error) {
 	}
 }
 
-func patience(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
+func patience(t *testing.T) context.Context { return check.Within(t, time.Minute) }
 
 // waitFor fails the test when a thing does not happen.
 func waitFor(t *testing.T, what string, happened <-chan struct{}) {

@@ -169,8 +169,7 @@ func TestStrangersAreFew(t *testing.T) {
 // TestIdleConnectionsEnd, and the client's next call makes another one. A watch goes on.
 func TestIdleConnectionsEnd(t *testing.T) {
 	s := serveIdle(t, Policy{UIDs: []uint32{self()}}, t.TempDir(), time.Second)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
+	ctx := check.Within(t, 20*time.Second)
 	watching, calling := rpctest.Dial(t, s.path), rpctest.Dial(t, s.path)
 	watch := check.Value(healthv1.NewHealthClient(watching).Watch(ctx, &healthv1.HealthCheckRequest{}))(t)
 	check.Value(watch.Recv())(t)
@@ -195,9 +194,7 @@ func TestAnotherUser(t *testing.T) {
 		groups[i] = 60000 + uint32(i) //nolint:gosec // a small number
 	}
 	call := func() string {
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, program) //nolint:gosec // this very program
+		cmd := exec.CommandContext(check.Within(t, 10*time.Second), program) //nolint:gosec // this very program
 		cmd.Env = append(os.Environ(), "PEERCRED_TEST_DIAL="+s.path)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54322, Groups: groups}}
 		out, err := cmd.CombinedOutput()

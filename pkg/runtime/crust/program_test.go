@@ -66,9 +66,7 @@ func TestAnswersOfPrograms(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, v := askedBy(t, c.script)
 			b.sized(t, v, 4096)
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), c.kind, v, "sb1", c.text)
+			handlers.WantError(t, check.Err(b.h.Stats(check.Within(t, 10*time.Second), v)), c.kind, v, "sb1", c.text)
 		})
 	}
 }

@@ -184,9 +184,7 @@ func TestSocketThatIsNoGRPC(t *testing.T) {
 	}()
 	t.Cleanup(func() { _ = listener.Close() })
 	b.leave(t, v, "sb1", "", listener.Addr().String())
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	_, err := b.h.Stats(ctx, v)
+	_, err := b.h.Stats(check.Within(t, time.Second), v)
 	kind := volume.KindOf(err)
 	check.That(t, kind == volume.Internal || kind == volume.Timeout, "%v: %v", kind, err)
 }

@@ -73,12 +73,10 @@ func TestFullBacklogIsHung(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Go)
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	fillBacklog(t, b.h.cfg.socketOf("sb1", goShim))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx := check.Within(t, time.Second)
 	handlers.WantError(t, check.Err(b.h.Stats(ctx, v)), volume.Timeout, v, "sb1")
 	wantForgotten(t, b, v, "sb1")
-	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx = check.Within(t, time.Second)
 	handlers.WantError(t, check.Err(b.h.Stats(dueContext{ctx}, v)), volume.Timeout, v, "sb1")
 }
 

@@ -162,8 +162,7 @@ func TestOthersCanReadTheWholeTree(t *testing.T) {
 		long = 30 * time.Second
 	}
 	b.PublishForeign(t, b.Volume("of another driver"))
-	ctx, cancel := context.WithTimeout(t.Context(), long)
-	defer cancel()
+	ctx := check.Within(t, long)
 	var running sync.WaitGroup
 	var read atomic.Int64
 	began := time.Now()

@@ -129,8 +129,7 @@ func TestStorageOutageLeavesHealthyVolumes(t *testing.T) {
 		all.Wait()
 	}
 	check.Require(t, volumes.begun.Load() >= manyCalls, "only %d calls hang", volumes.begun.Load())
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
+	ctx := check.Within(t, 20*time.Second)
 	check.NoError(t, check.Err(client.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: "/healthy"})), "stats of a healthy volume")
 	check.NoError(t, check.Err(client.ThawVolume(ctx, &handlerv1.ThawVolumeRequest{TargetPath: "/hangs-1"})), "a thaw")
 }

@@ -1,7 +1,6 @@
 package qemu
 
 import (
-	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -41,8 +40,7 @@ func TestAQEMUThatEndsAtOnce(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil { //nolint:gosec // QEMU's user reads it
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
+	ctx := check.Within(t, 30*time.Second)
 	_, err := Start(ctx, Config{Program: "/bin/false", Virtiofsd: "/bin/false", Kernel: file, Initramfs: file, User: 1_900_000_000, Dir: t.TempDir()})
 	check.That(t, err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "exit status 1"), "%v, %v", err, ctx.Err())
 }

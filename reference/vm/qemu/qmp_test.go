@@ -50,14 +50,8 @@ func answers(t *testing.T, conn net.Conn, texts ...string) {
 }
 
 // soon is for an answer that comes, shortly for one that does not.
-func soon(t *testing.T) context.Context    { return within(t, time.Minute) }
-func shortly(t *testing.T) context.Context { return within(t, 2*time.Second) }
-
-func within(t *testing.T, limit time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	t.Cleanup(cancel)
-	return ctx
-}
+func soon(t *testing.T) context.Context    { return check.Within(t, time.Minute) }
+func shortly(t *testing.T) context.Context { return check.Within(t, 2*time.Second) }
 
 func TestWhatQEMUSays(t *testing.T) {
 	for name, c := range map[string]struct{ says, want string }{

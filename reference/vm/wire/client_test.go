@@ -249,8 +249,7 @@ func TestFramesThatBreakTheWire(t *testing.T) {
 			host, guest := connected(t)
 			c := NewClient(host)
 			defer func() { _ = c.Close() }()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-			defer cancel()
+			ctx := check.Within(t, 20*time.Second)
 			blocked := check.Begin(func() error { return ping(ctx, c) })
 			check.Value(io.ReadFull(guest, make([]byte, headerSize)))(t) // it has been asked
 			go func() { _, _ = guest.Write(sent); _, _ = io.Copy(io.Discard, guest) }()
@@ -325,10 +324,8 @@ func TestAGuestThatHangs(t *testing.T) {
 			check.That(t, errors.Is(err, context.DeadlineExceeded) && time.Since(began) == deadlines[method],
 				"%s ended after %v with %v", method, time.Since(began), err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
-		defer cancel()
 		began := time.Now()
-		err := read(ctx, c)
+		err := read(check.Within(t, 24*time.Hour), c)
 		check.That(t, errors.Is(err, context.DeadlineExceeded) && time.Since(began) == 24*time.Hour,
 			"a quiet workload: %v after %v", err, time.Since(began))
 	})
