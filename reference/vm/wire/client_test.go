@@ -25,51 +25,32 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
-// A liar is a guest that answers each call with what the test gave it, or never.
-type liar struct {
-	SandboxService
-	VolumesService
-	ContainersService
-	answers map[string]any // by method: a message or an error
-}
+// A liar is a guest that answers each call with what the test gave it, or never: by method, a message or an error.
+type liar map[string]any
 
-func answer[T any](ctx context.Context, l *liar, method string) (*T, error) {
-	switch said := l.answers[method].(type) {
-	case *T:
-		return said, nil
-	case error:
-		return nil, said
+func (l liar) method(name string) ttrpc.Method {
+	return func(ctx context.Context, _ func(any) error) (any, error) {
+		switch said := l[name].(type) {
+		case proto.Message:
+			return said, nil
+		case error:
+			return nil, said
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
-	<-ctx.Done()
-	return nil, ctx.Err()
 }
 
-func (l *liar) Shutdown(ctx context.Context, _ *ShutdownRequest) (*ShutdownResponse, error) {
-	return answer[ShutdownResponse](ctx, l, "Shutdown")
-}
-
-func (l *liar) AddVolume(ctx context.Context, _ *AddVolumeRequest) (*AddVolumeResponse, error) {
-	return answer[AddVolumeResponse](ctx, l, "AddVolume")
-}
-
-func (l *liar) GetVolumeStats(ctx context.Context, _ *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error) {
-	return answer[GetVolumeStatsResponse](ctx, l, "GetVolumeStats")
-}
-
-func (l *liar) WaitProcess(ctx context.Context, _ *WaitProcessRequest) (*WaitProcessResponse, error) {
-	return answer[WaitProcessResponse](ctx, l, "WaitProcess")
-}
-
-func (l *liar) ReadOutput(ctx context.Context, _ *ReadOutputRequest) (*ReadOutputResponse, error) {
-	return answer[ReadOutputResponse](ctx, l, "ReadOutput")
-}
-
-func (l *liar) WriteInput(ctx context.Context, _ *WriteInputRequest) (*WriteInputResponse, error) {
-	return answer[WriteInputResponse](ctx, l, "WriteInput")
-}
-
-func (l *liar) Ping(ctx context.Context, _ *PingRequest) (*PingResponse, error) {
-	return answer[PingResponse](ctx, l, "Ping")
+func (l liar) register(s *ttrpc.Server) {
+	services := File_wire_proto.Services()
+	for i := range services.Len() {
+		service, methods := &ttrpc.ServiceDesc{Methods: make(map[string]ttrpc.Method)}, services.Get(i).Methods()
+		for j := range methods.Len() {
+			name := string(methods.Get(j).Name())
+			service.Methods[name] = l.method(name)
+		}
+		s.RegisterService(string(services.Get(i).FullName()), service)
+	}
 }
 
 // connected is both ends of a unix socket.
@@ -83,17 +64,13 @@ func connected(t *testing.T) (host, guest net.Conn) {
 	return host, guest
 }
 
-func ask(t *testing.T, l *liar) *Client {
+func ask(t *testing.T, l liar) *Client {
 	t.Helper()
 	listener := check.Value(net.Listen("unix", filepath.Join(t.TempDir(), "s")))(t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = Serve(context.WithoutCancel(t.Context()), listener, status.Code, func(s *ttrpc.Server) {
-			RegisterSandboxService(s, l)
-			RegisterVolumesService(s, l)
-			RegisterContainersService(s, l)
-		})
+		_ = Serve(context.WithoutCancel(t.Context()), listener, status.Code, l.register)
 	}()
 	c := NewClient(check.Value(net.Dial("unix", listener.Addr().String()))(t))
 	t.Cleanup(func() { _ = c.Close(); _ = listener.Close(); <-ended })
@@ -107,37 +84,20 @@ func bytesUsage(total, used, available int64) *Usage {
 // question asks one thing of a client and gives only the error.
 type question func(context.Context, *Client) error
 
-func shutdown(ctx context.Context, c *Client) error {
-	return check.Err(c.Shutdown(ctx, &ShutdownRequest{}))
+func asks[Request, Answer any](call func(*Client, context.Context, Request) (Answer, error), req Request) question {
+	return func(ctx context.Context, c *Client) error { return check.Err(call(c, ctx, req)) }
 }
 
-func addVolume(ctx context.Context, c *Client) error {
-	return check.Err(c.AddVolume(ctx, &AddVolumeRequest{}))
-}
-
-func stats(ctx context.Context, c *Client) error {
-	return check.Err(c.GetVolumeStats(ctx, &GetVolumeStatsRequest{}))
-}
-
-func resize(ctx context.Context, c *Client) error {
-	return check.Err(c.ResizeVolume(ctx, &ResizeVolumeRequest{}))
-}
-
-func wait(ctx context.Context, c *Client) error {
-	return check.Err(c.WaitProcess(ctx, &WaitProcessRequest{}))
-}
-
-func read(ctx context.Context, c *Client) error {
-	return check.Err(c.ReadOutput(ctx, &ReadOutputRequest{Max: 10}))
-}
-
-func write(ctx context.Context, c *Client) error {
-	return check.Err(c.WriteInput(ctx, &WriteInputRequest{Data: []byte("1234")}))
-}
-
-func ping(ctx context.Context, c *Client) error {
-	return check.Err(c.Ping(ctx, &PingRequest{}))
-}
+var (
+	shutdown  = asks((*Client).Shutdown, &ShutdownRequest{})
+	addVolume = asks((*Client).AddVolume, &AddVolumeRequest{})
+	stats     = asks((*Client).GetVolumeStats, &GetVolumeStatsRequest{})
+	resize    = asks((*Client).ResizeVolume, &ResizeVolumeRequest{})
+	wait      = asks((*Client).WaitProcess, &WaitProcessRequest{})
+	read      = asks((*Client).ReadOutput, &ReadOutputRequest{Max: 10})
+	write     = asks((*Client).WriteInput, &WriteInputRequest{Data: []byte("1234")})
+	ping      = asks((*Client).Ping, &PingRequest{})
+)
 
 // TestLiesAreNotBelieved: each false answer is refused, and the true one beside it is not.
 func TestLiesAreNotBelieved(t *testing.T) {
@@ -186,14 +146,14 @@ func TestLiesAreNotBelieved(t *testing.T) {
 			[]proto.Message{&WriteInputResponse{}, &WriteInputResponse{Written: 4}},
 			[]proto.Message{&WriteInputResponse{Written: 5}, &WriteInputResponse{Written: math.MaxUint32}}},
 	} {
-		l := &liar{answers: make(map[string]any)}
+		l := make(liar)
 		client := ask(t, l)
 		for _, truth := range c.truth {
-			l.answers[method] = truth
+			l[method] = truth
 			check.NoError(t, c.ask(t.Context(), client), "%s: {%v} is true, and was refused", method, truth)
 		}
 		for _, lie := range c.lies {
-			l.answers[method] = lie
+			l[method] = lie
 			err := c.ask(t.Context(), client)
 			check.That(t, errors.Is(err, ErrBroken) && strings.Contains(err.Error(), method), "%s: {%.100v} was taken, with %v", method, lie, err)
 		}
@@ -203,16 +163,16 @@ func TestLiesAreNotBelieved(t *testing.T) {
 // TestErrorsOfTheGuestFitALog: what it says is one short line without control characters,
 // and begins with whose words they are.
 func TestErrorsOfTheGuestFitALog(t *testing.T) {
-	l := &liar{answers: make(map[string]any)}
+	l := make(liar)
 	client := ask(t, l)
 	for _, said := range []string{"", "plain", "two\nlines", "\x1b[31mred\x07", strings.Repeat("ü", 50_000)} {
-		l.answers["GetVolumeStats"] = status.Error(codes.FailedPrecondition, said)
+		l["GetVolumeStats"] = status.Error(codes.FailedPrecondition, said)
 		err := stats(t.Context(), client)
 		text := status.Convert(err).Message()
 		check.That(t, status.Code(err) == codes.FailedPrecondition && strings.HasPrefix(text, "the guest: ") && len(text) <= maxText+20 &&
 			!strings.ContainsAny(text, "\n\x1b\x07"), "%.20q became %.80q (%v, %d bytes)", said, text, status.Code(err), len(text))
 	}
-	l.answers["GetVolumeStats"] = status.ErrorProto(&rpcstatus.Status{Code: 9999, Message: "x"})
+	l["GetVolumeStats"] = status.ErrorProto(&rpcstatus.Status{Code: 9999, Message: "x"})
 	err := stats(t.Context(), client)
 	check.That(t, status.Code(err) == codes.Unknown, "a code that is none became %v", status.Code(err))
 }
