@@ -166,22 +166,14 @@ func TestStagedDeviceOfNoPod(t *testing.T) {
 // TestAGrownFilesystemNeedsNoSandbox: what the node grew before the hand-over is not
 // asked of a sandbox that cannot grow anything.
 func TestAGrownFilesystemNeedsNoSandbox(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.begin("p1")
+	r := growing(t)
 	r.broker.size = 2 << 30
-	ask := &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
-	}
 	r.filesystem = 1 << 30
-	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.FailedPrecondition, "when the pod is deleted and started again")
+	r.refused(r.grow(), codes.FailedPrecondition, "when the pod is deleted and started again")
 	r.filesystem = 2<<30 - 4096
-	reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-	r.ok(nil, err)
-	check.That(t, reply.GetCapacityBytes() == 2<<30, "got %d bytes", reply.GetCapacityBytes())
+	r.ok(nil, r.grow())
 	r.filesystem = 3 << 30 // a superblock that the guest has forged
-	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.FailedPrecondition, "kata")
+	r.refused(r.grow(), codes.FailedPrecondition, "kata")
 }
 
 // TestGrowthThatARuleForbids: nobody is told that the pod has to be started again.
@@ -195,10 +187,7 @@ func TestGrowthThatARuleForbids(t *testing.T) {
 // TestGrowthBesideAnUnpublish: neither the device of a volume that was released meanwhile is grown, nor its successor.
 func TestGrowthBesideAnUnpublish(t *testing.T) {
 	for _, again := range []bool{false, true} {
-		r := newRig(t, deferAll)
-		r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-		r.begin("p1")
-		r.driver.said()
+		r := growing(t)
 		r.broker.size, r.broker.abilities.GrowsAtMount = 2<<30, true
 		unlock := check.Value(r.front.lock(t.Context(), staging.VolumeID{Driver: driverName, ID: "vol-1"}))(t) // as unpublish does
 		found := make(chan struct{})
@@ -221,46 +210,30 @@ func TestGrowthBesideAnUnpublish(t *testing.T) {
 }
 
 func TestGrowth(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.begin("p1")
-	r.driver.said()
-	ask := &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol-1", VolumePath: r.target("p1"), StagingTargetPath: r.staging(), VolumeCapability: mountCap(rwo, "ext4"),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
-	}
-	expand := func() error { return check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)) }
-	r.refused(expand(), codes.FailedPrecondition, "has not grown the device")
+	r := growing(t)
+	v := r.broker.volumes[r.target("p1")]
+	r.refused(r.grow(), codes.FailedPrecondition, "has not grown the device")
 	r.said("expand-block private")
 	r.driver.grown = func() { r.broker.size = 2 << 30 }
-	r.refused(expand(), codes.FailedPrecondition, "cannot grow its filesystem", "kata", "when the pod is deleted")
-	v := r.broker.volumes[r.target("p1")]
+	r.refused(r.grow(), codes.FailedPrecondition, "cannot grow its filesystem", "kata", "when the pod is deleted")
 	check.That(t, v.GrowTo == 2<<30, "the growth that waits is not on record: %d", v.GrowTo)
-	r.broker.volumes[r.target("p1")].GrowTo = 0
-	r.broker.bound[r.target("p1")] = "s1"
+	v.GrowTo, r.broker.bound[v.Target] = 0, "s1"
 	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
-	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize", "when the pod is deleted")
-	v = r.broker.volumes[r.target("p1")]
+	r.refused(r.grow(), codes.FailedPrecondition, "the agent does not resize", "when the pod is deleted")
 	check.That(t, v.GrowTo == 2<<30, "the growth that a sandbox refused is not on record: %d", v.GrowTo)
-	r.broker.volumes[r.target("p1")].GrowTo = 0
-	delete(r.broker.bound, r.target("p1"))
-	r.sandboxes.err = nil
-	r.broker.abilities.GrowsAtMount = true
-	r.ok(nil, expand())
-	v = r.broker.volumes[r.target("p1")]
+	v.GrowTo, r.broker.bound[v.Target], r.broker.abilities.GrowsAtMount = 0, "", true
+	r.ok(nil, r.grow())
 	check.That(t, v.GrowTo == 2<<30, "grow at mount: %d", v.GrowTo)
-	r.broker.bound[r.target("p1")] = "s1"
-	r.broker.volumes[r.target("p1")].GrowTo = 0
-	ask.VolumePath = r.staging() // kubelet may name it by the staging path
-	r.ok(nil, expand())
-	v = r.broker.volumes[r.target("p1")]
+	v.GrowTo, r.broker.bound[v.Target], r.sandboxes.err = 0, "s1", nil
+	ask := &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.staging(), CapacityRange: &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1 << 40}}
+	r.ok(r.kubelet.NodeExpandVolume(t.Context(), ask)) // kubelet may name it by the staging path
 	check.That(t, v.GrowTo == 0, "the sandbox was not asked, and the growth is left for the next one: %d", v.GrowTo)
 	r.sandboxes.err = volume.Errorf(volume.Unsupported, "volume v: the agent does not resize")
-	r.refused(expand(), codes.FailedPrecondition, "the agent does not resize")
+	r.refused(r.grow(), codes.FailedPrecondition, "the agent does not resize")
 	r.sandboxes.err = volume.Errorf(volume.Timeout, "volume v: hangs")
-	r.refused(expand(), codes.DeadlineExceeded)
+	r.refused(r.grow(), codes.DeadlineExceeded)
 	ask.CapacityRange.LimitBytes = 1
-	r.refused(expand(), codes.InvalidArgument)
+	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.InvalidArgument)
 }
 
 // TestRepeatedPublishOfAnEditedVolume: somebody edits the mount options of the persistent volume, and the driver is

@@ -584,11 +584,30 @@ func (r *rig) expand(pod string) error {
 	return err
 }
 
+// grow asks for 2 GiB for p1, as kubelet does.
+func (r *rig) grow() error {
+	reply, err := r.kubelet.NodeExpandVolume(r.t.Context(), &csi.NodeExpandVolumeRequest{
+		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"), CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
+	})
+	check.That(r.t, err != nil || reply.GetCapacityBytes() == 2<<30, "kubelet was told of %d bytes", reply.GetCapacityBytes())
+	return err
+}
+
 // begin stages the volume and publishes it for a pod.
 func (r *rig) begin(pod string) {
 	r.t.Helper()
 	r.stage()
 	r.ok(nil, r.publish(pod))
+}
+
+// growing is a driver that can grow devices, and has the volume published for p1.
+func growing(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t, deferAll)
+	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
+	r.begin("p1")
+	r.driver.said()
+	return r
 }
 
 // end undoes begin, after which nothing is left.

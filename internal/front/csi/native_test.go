@@ -26,6 +26,12 @@ func nativeRig(t *testing.T) *rig {
 	return r
 }
 
+// toldOfDeferral reports whether the last unpublish told the driver that the volume was deferred.
+func (r *rig) toldOfDeferral() bool {
+	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
+	return csidefer.Requested(asked)
+}
+
 func nativeCaps() []csi.NodeServiceCapability_RPC_Type {
 	return []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
@@ -46,8 +52,7 @@ func TestNativeDriverAnswersWhatToMount(t *testing.T) {
 	check.That(t, in.Backing == "/dev/fake" && in.FSType == "xfs" && len(in.MountFlags) == 2 && in.MountFlags[1] == "ro" &&
 		in.Origin.Way == volume.WayNative && in.Format == volume.FormatDriver, "instruction: %+v", in)
 	r.ok(nil, r.unpublish("p1"))
-	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-	check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
+	check.That(t, r.toldOfDeferral(), "the driver was not told that the volume was deferred")
 	r.unstage()
 	r.said("unpublish kubelet", "unstage kubelet")
 	r.clean()
@@ -91,8 +96,7 @@ func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
 	r.ok(nil, r.publish("p1")) // kubelet was restarted: a driver that is not asked to defer mounts
 	r.said("publish-deferred kubelet", "publish-deferred kubelet")
 	r.ok(nil, r.unpublish("p1"))
-	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-	check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
+	check.That(t, r.toldOfDeferral(), "the driver was not told that the volume was deferred")
 	r.unstage()
 	r.clean()
 }
@@ -112,8 +116,7 @@ func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
 			}
 			r.driver.fail("unpublish", nil)
 			r.ok(nil, r.unpublish("p1"))
-			asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-			check.That(t, csidefer.Requested(asked), "the driver was not told that the volume was deferred")
+			check.That(t, r.toldOfDeferral(), "the driver was not told that the volume was deferred")
 			r.unstage()
 			r.clean()
 		})
@@ -123,11 +126,8 @@ func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {
 // TestLostRecordOfADevice: the broker's record is damaged, so it does not say how the
 // volume was published. The private path does.
 func TestLostRecordOfADevice(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.begin("p1")
+	r := growing(t)
 	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: r.target("p1")}
-	r.driver.said()
 	r.refused(r.expand("p1"), codes.FailedPrecondition, r.target("p1"), "record")
 	r.said()
 	r.ok(nil, r.publish("p1"))
@@ -142,8 +142,7 @@ func TestLostRecordOfADevice(t *testing.T) {
 func TestLostRecordUnderASandbox(t *testing.T) {
 	r := newRig(t, deferThenHost)
 	r.begin("p1")
-	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
-	r.broker.volumes[r.target("p1")] = lost
+	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
 	r.driver.said()
 	r.front.SetPolicy(&policy.Policy{})
 	words := []string{"vol-1", r.target("p1"), "delete its pod"}
@@ -162,8 +161,7 @@ func TestLostRecordUnderASandbox(t *testing.T) {
 func TestAllRecordsLostUnderASandbox(t *testing.T) {
 	r := newRig(t, deferThenHost)
 	r.begin("p1")
-	lost := &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
-	r.broker.volumes[r.target("p1")] = lost
+	r.broker.volumes[r.target("p1")] = &volume.Volume{Key: volume.KeyOf(r.target("p1")), Target: "(unknown)", ResolvedTarget: r.target("p1")}
 	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
 	r.restart()
 	r.driver.said()
@@ -243,8 +241,7 @@ func TestDowngradedDriver(t *testing.T) {
 	r.refused(r.publish("p1"), codes.Aborted, "downgraded") // it would mount the volume on the host
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
-	asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-	check.That(t, !csidefer.Requested(asked), "a driver that cannot defer was told of it")
+	check.That(t, !r.toldOfDeferral(), "a driver that cannot defer was told of it")
 	r.unstage()
 	r.said("unpublish kubelet", "unstage kubelet")
 	r.clean()
@@ -295,10 +292,8 @@ func TestNativeGrowth(t *testing.T) {
 	r := nativeRig(t)
 	r.begin("p1")
 	r.broker.bound[r.target("p1")] = "s1"
-	reply, err := r.kubelet.NodeExpandVolume(t.Context(), &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol-1", VolumePath: r.target("p1"), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 20},
-	})
-	check.That(t, err == nil && reply.GetCapacityBytes() == 1<<20, "%v, %v", reply, err)
+	r.broker.size = 2 << 30
+	r.ok(nil, r.grow())
 	asked, _ := r.driver.last("expand-mount").(*csi.NodeExpandVolumeRequest)
 	check.That(t, csidefer.Requested(asked), "the driver was not told to grow the device only")
 }

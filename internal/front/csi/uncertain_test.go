@@ -173,10 +173,7 @@ func TestPublishWhileItsOwnRemovalIsUnderWay(t *testing.T) {
 
 // TestTargetOfAnotherVolume: a call names a target and a volume that do not belong together.
 func TestTargetOfAnotherVolume(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.begin("p1")
-	r.driver.said()
+	r := growing(t)
 	publish := r.publishReq("p1")
 	publish.VolumeId = "vol-2"
 	r.refused(r.tryPublish(publish), codes.Aborted, "vol-1", "vol-2", "unpublish the other one")
@@ -191,10 +188,6 @@ func TestTargetOfAnotherVolume(t *testing.T) {
 // TestUncertainPublishOfANativeDriver: the driver was asked to defer, and its answer
 // did not come. What follows undoes that in the way in which it was asked.
 func TestUncertainPublishOfANativeDriver(t *testing.T) {
-	lastUnpublish := func(r *rig) *csi.NodeUnpublishVolumeRequest {
-		asked, _ := r.driver.last("unpublish").(*csi.NodeUnpublishVolumeRequest)
-		return asked
-	}
 	for name, next := range map[string]func(r *rig){
 		"the rules keep it on the host": func(r *rig) {
 			r.cfg.Policy = &policy.Policy{}
@@ -216,7 +209,7 @@ func TestUncertainPublishOfANativeDriver(t *testing.T) {
 		"kubelet gives it up": func(r *rig) {
 			r.restart()
 			r.ok(nil, r.unpublish("p1"))
-			check.That(r.t, csidefer.Requested(lastUnpublish(r)), "the driver was not told that the volume was to be deferred")
+			check.That(r.t, r.toldOfDeferral(), "the driver was not told that the volume was to be deferred")
 			r.driver.said()
 		},
 		"it succeeds": func(r *rig) {

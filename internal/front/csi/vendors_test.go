@@ -128,13 +128,7 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 // TestGrowthGoesByTheDevicesSize: the device has grown, and the driver fails at what is
 // around it, as Cinder's does where it looks for a filesystem.
 func TestGrowthGoesByTheDevicesSize(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
-	r.begin("p1")
-	ask := &csi.NodeExpandVolumeRequest{
-		VolumeId: "vol-1", VolumePath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
-		CapacityRange: &csi.CapacityRange{RequiredBytes: 2 << 30},
-	}
+	r := growing(t)
 	for _, c := range []struct {
 		sandbox   string
 		code, not codes.Code // of the driver, and where the device has not grown
@@ -151,16 +145,14 @@ func TestGrowthGoesByTheDevicesSize(t *testing.T) {
 		r.broker.bound[r.target("p1")], r.broker.abilities.GrowsAtMount = c.sandbox, c.sandbox == ""
 		r.driver.fail("expand-block", status.Error(c.code, "devtmpfs has no filesystem"))
 		r.broker.size = 1 << 30
-		r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), c.not, c.says)
+		r.refused(r.grow(), c.not, c.says)
 		r.broker.size = 2 << 30
-		reply, err := r.kubelet.NodeExpandVolume(t.Context(), ask)
-		check.That(t, err == nil && reply.GetCapacityBytes() == 2<<30, "%v: %v, %v", c, reply, err)
+		r.ok(nil, r.grow())
 	}
 	for _, kind := range []volume.Kind{volume.OutOfRange, volume.Invalid} {
 		r.sandboxes.err = volume.Errorf(kind, "volume v: the sandbox is in the wrong state")
-		r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.Aborted, "wrong state")
+		r.refused(r.grow(), codes.Aborted, "wrong state")
 	}
 	r.driver.fail("expand-block", status.Error(codes.Unavailable, "devtmpfs has no filesystem"))
-	ask.CapacityRange = nil
-	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.Unavailable)
+	r.refused(r.expand("p1"), codes.Unavailable)
 }

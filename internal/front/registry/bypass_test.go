@@ -19,9 +19,7 @@ func (w *world) direct(d *kubelet.Driver, dir string) *kubelet.Registrar {
 }
 
 func TestDirectRegistrationIsAnAlarm(t *testing.T) {
-	w := running(t)
-	d, _ := w.pair()
-	w.served("driver.sock")
+	w, d, _ := runningPair(t)
 	direct := w.direct(d, w.kubeletDir())
 	check.Must(t, direct.Start())
 	check.Eventually(t, "the alarm", func() bool { return w.lastAlarm() == alarm{name, true} })

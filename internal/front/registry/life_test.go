@@ -47,9 +47,7 @@ func TestUpgradeBesideTheOldDriver(t *testing.T) {
 }
 
 func upgradesBesideTheOld(t *testing.T, endpoint string) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	socket := check.Value(os.Lstat(w.csi()))(t)
 	r.Kill() // the old driver still runs for a while
 	next := w.driver(name, endpoint)
@@ -67,9 +65,7 @@ func upgradesBesideTheOld(t *testing.T, endpoint string) {
 }
 
 func TestDriverAloneRestarts(t *testing.T) {
-	w := running(t)
-	d, _ := w.pair()
-	w.served("driver.sock")
+	w, d, _ := runningPair(t)
 	d.Kill()
 	check.Eventually(t, "it is listed as not ready", func() bool { one, _ := w.shown(name); return !one.Ready && one.Problem != "" })
 	check.That(t, w.kubelet.Endpoint(name) != "", "kubelet was told although the registrar stands")
@@ -82,9 +78,7 @@ func TestDriverAloneRestarts(t *testing.T) {
 }
 
 func TestOurRestartIsNoDeregistration(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	w.stop()
 	check.Require(t, exists(w.csi()) && exists(w.offered()), "a socket went with us")
 	time.Sleep(quiet)
@@ -142,9 +136,7 @@ func callWhenWeEnd(t *testing.T, patience time.Duration, others bool) {
 // TestOurRestartWhileNodeGetInfoFails: kubelet asks for it at a registration alone, and keeps calling the driver for
 // the volumes that there are.
 func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
-	w := running(t)
-	d, r := w.pair()
-	w.served("driver.sock")
+	w, d, r := runningPair(t)
 	check.Eventually(t, "the registrar has its verdict", func() bool { return len(r.Verdicts()) == 1 }) // else it may get it later
 	w.stop()
 	d.FailNodeGetInfo(errors.New("the array is down"))
@@ -166,9 +158,7 @@ func TestOurRestartWhileNodeGetInfoFails(t *testing.T) {
 // TestRegistrationThatCannotBeMadeAnew: kubelet keeps the driver while no socket can be made, and whoever
 // has a lock on kubelet's directory, as each can who can read it, hinders nobody.
 func TestRegistrationThatCannotBeMadeAnew(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	locked := check.Value(os.Open(w.kubeletDir()))(t)
 	defer func() { _ = locked.Close() }()
 	check.Must(t, unix.Flock(int(locked.Fd()), unix.LOCK_EX))
@@ -290,9 +280,7 @@ func TestSocketThatCannotBeMade(t *testing.T) {
 }
 
 func TestOurDirectoryAnew(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	check.Must(t, os.RemoveAll(w.ours()))
 	check.Eventually(t, "it is made again, and the driver gone", func() bool { return exists(w.ours()) && w.kubelet.Endpoint(name) == "" })
 	r.Kill()
@@ -306,9 +294,7 @@ func TestOurDirectoryAnew(t *testing.T) {
 func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 	for _, restart := range []time.Duration{0, 2 * turn} {
 		t.Run(restart.String(), func(t *testing.T) {
-			w := running(t)
-			d, r := w.pair()
-			w.served("driver.sock")
+			w, d, r := runningPair(t)
 			w.kubelet.Stop()
 			r.SetRestart(restart)
 			d.Kill()
@@ -327,9 +313,7 @@ func TestKubeletStartsWhileTheDriverIsDown(t *testing.T) {
 // TestRegistrarThatRestartsAtOnceIsNotRefused makes its socket anew while what we
 // did for the old one is still ending, and has the driver's name.
 func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	for i := range 30 {
 		if i%2 == 0 {
 			r.Kill()
@@ -348,9 +332,7 @@ func TestRegistrarThatRestartsAtOnceIsNotRefused(t *testing.T) {
 
 // TestSocketThatChangesItsModeIsTheSame is of registrars that bind first and close their socket to others then.
 func TestSocketThatChangesItsModeIsTheSame(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	check.Must(t, os.Chmod(r.Socket(), 0o600))
 	check.Must(t, os.Chmod(w.offered(), 0o640))
 	w.steady()

@@ -92,9 +92,7 @@ func TestRestartWhileServing(t *testing.T) {
 }
 
 func TestRegistrarThatGoesIsDeregisteredAndComesBack(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	check.Must(t, r.Stop())
 	check.Eventually(t, "kubelet forgets the driver", func() bool { return w.kubelet.Endpoint(name) == "" })
 	check.That(t, exists(w.csi()) && !exists(w.offered()), "the CSI socket should stay, and the registration go")

@@ -62,9 +62,7 @@ func (w *world) nothingMade() {
 }
 
 func TestSecondDriverOfOneNameWaits(t *testing.T) {
-	w := running(t)
-	_, first := w.pair()
-	w.served("driver.sock")
+	w, _, first := runningPair(t)
 	other := w.driver(name, "other.sock")
 	check.Must(t, other.Start())
 	second := w.registrar(other)
@@ -200,9 +198,7 @@ func TestHangingRegistrarHurtsOnlyItself(t *testing.T) {
 }
 
 func TestWrongRegistrarDivertsNothing(t *testing.T) {
-	w := running(t)
-	_, r := w.pair()
-	w.served("driver.sock")
+	w, _, r := runningPair(t)
 	check.Eventually(t, "the registrar has its verdict", func() bool { return len(r.Verdicts()) > 0 }) // else the next one gets it
 	check.Must(t, r.Stop())
 	other := w.driver("other.csi.example.com", "other.sock")

@@ -80,6 +80,15 @@ func runningWith(t *testing.T, change func(*world)) *world {
 	return w
 }
 
+// runningPair is a world with one driver, which kubelet calls through the front.
+func runningPair(t *testing.T) (*world, *kubelet.Driver, *kubelet.Registrar) {
+	t.Helper()
+	w := running(t)
+	d, r := w.pair()
+	w.served("driver.sock")
+	return w, d, r
+}
+
 func (w *world) kubeletDir() string { return filepath.Join(w.dir, "kubelet") }
 func (w *world) ours() string       { return filepath.Join(w.dir, "run/ours") }
 func (w *world) sockets() string    { return filepath.Join(w.dir, "run/csi") }
