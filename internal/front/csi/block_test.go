@@ -224,6 +224,10 @@ func TestGrowth(t *testing.T) {
 	v.GrowTo, r.broker.bound[v.Target], r.broker.abilities.GrowsAtMount = 0, "", true
 	r.ok(nil, r.grow())
 	check.That(t, v.GrowTo == 2<<30, "grow at mount: %d", v.GrowTo)
+	for kind, code := range map[volume.Kind]codes.Code{volume.Exhausted: codes.OK, volume.Internal: codes.OK, volume.Busy: codes.Aborted} {
+		r.broker.growErr = volume.Errorf(kind, "volume v: the growth is not on record")
+		r.refused(r.grow(), code) // the next mount grows the filesystem all the same
+	}
 	v.GrowTo, r.broker.bound[v.Target], r.sandboxes.err = 0, "s1", nil
 	ask := &csi.NodeExpandVolumeRequest{VolumeId: "vol-1", VolumePath: r.staging(), CapacityRange: &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1 << 40}}
 	r.ok(r.kubelet.NodeExpandVolume(t.Context(), ask)) // kubelet may name it by the staging path

@@ -177,7 +177,12 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 	switch volume.KindOf(err) {
 	case volume.NoSandbox:
 		if growsAtMount {
-			return size, e.volumes.GrowAtMount(ctx, e.v.Key, size)
+			err := e.volumes.GrowAtMount(ctx, e.v.Key, size)
+			if kind := volume.KindOf(err); err != nil && kind != volume.Exhausted && kind != volume.Internal {
+				return 0, err
+			}
+			e.warnUnrecorded(err) // the next mount grows it all the same
+			return size, nil
 		}
 		why = sandboxCannotGrow(e.v)
 	case volume.Unsupported:
@@ -187,9 +192,13 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 	}
 	// No sandbox grows it now. The size is recorded, so that people see what is pending.
 	if e.v.GrowTo != size && !growsAtMount {
-		if err := e.volumes.GrowAtMount(ctx, e.v.Key, size); err != nil {
-			e.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
-		}
+		e.warnUnrecorded(e.volumes.GrowAtMount(ctx, e.v.Key, size))
 	}
 	return 0, failedPrecondition("%s; its device has been grown to %d bytes: %s", why, size, refusal.GrowsWhen(e.v))
+}
+
+func (e *expandCall) warnUnrecorded(err error) {
+	if err != nil {
+		e.log.Warn("a pending growth cannot be recorded", zap.String(telemetry.FieldTarget, e.v.Target), zap.Error(err))
+	}
 }

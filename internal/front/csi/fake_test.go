@@ -221,6 +221,7 @@ type fakeBroker struct {
 	// hostMounts is a handler for whose sandboxes this node's kernel mounts.
 	hostMounts string
 	size       int64
+	growErr    error
 }
 
 func (b *fakeBroker) Defer(_ context.Context, in volume.Instruction) (*volume.Volume, error) {
@@ -311,7 +312,7 @@ func (b *fakeBroker) GrowAtMount(_ context.Context, key volume.Key, size int64) 
 			v.GrowTo = size
 		}
 	}
-	return nil
+	return b.growErr
 }
 
 func (b *fakeBroker) KeyOfTarget(target string) (volume.Key, error) {
