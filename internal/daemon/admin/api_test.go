@@ -52,6 +52,7 @@ type adopting struct {
 	volumes   []*volume.Volume
 	report    volume.Report
 	err       error
+	inUse     string
 	abilities deferral.Abilities
 }
 
@@ -60,7 +61,7 @@ func (a *adopting) Name() string                                            { re
 func (a *adopting) Check(*volume.Volume) error                              { return nil }
 func (a *adopting) Publish(context.Context, *volume.Volume) (bool, error)   { return false, nil }
 func (a *adopting) Retract(context.Context, *volume.Volume) error           { return nil }
-func (a *adopting) InUse(context.Context, *volume.Volume) (string, error)   { return "", nil }
+func (a *adopting) InUse(context.Context, *volume.Volume) (string, error)   { return a.inUse, a.err }
 func (a *adopting) Orphans(func(volume.Key) bool) ([]*volume.Volume, error) { return nil, nil }
 func (a *adopting) Adopted() []*volume.Volume                               { return a.volumes }
 func (a *adopting) AdoptForeign()                                           {}
@@ -435,6 +436,15 @@ type growing struct {
 func (g *growing) Resize(_ context.Context, _ *volume.Volume, r volume.Range) (int64, error) {
 	g.asked++
 	return min(g.size, r.Required), g.answer
+}
+
+// TestMayRun: of a volume without a pod memory has no binding, as of any after a restart, or while its containers crash.
+func TestMayRun(t *testing.T) {
+	for handler, want := range map[*adopting]bool{{}: false, {inUse: "sb1"}: true, {err: context.Canceled}: true} {
+		calls := sandboxes.Sandboxes{Handlers: sandboxes.Handlers{handler}}
+		check.Equal(t, calls.MayRun(t.Context(), &volume.Volume{Handler: "kata"}), want, "%q, %v", handler.inUse, handler.err)
+		check.That(t, calls.MayRun(t.Context(), &volume.Volume{Handler: "crust"}), "a handler that is not configured any more has none")
+	}
 }
 
 // A sandbox that was mounting the volume while it was expanded had not left its id, so that the growth was put on

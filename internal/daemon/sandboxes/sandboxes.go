@@ -60,6 +60,16 @@ func (s *Sandboxes) Handler(v *volume.Volume) (runtime.Handler, error) {
 // Known returns the last answer of the sandbox of a volume.
 func (s *Sandboxes) Known(v *volume.Volume) (stats.Known, bool) { return s.Relay.Known(v.Key) }
 
+// MayRun reports whether a sandbox has a volume. What cannot be found out counts as one.
+func (s *Sandboxes) MayRun(ctx context.Context, v *volume.Volume) bool {
+	handler, err := s.Handler(v)
+	if err != nil {
+		return true
+	}
+	sandbox, err := handler.InUse(ctx, v)
+	return err != nil || sandbox != ""
+}
+
 // Stats asks the sandbox of a volume now.
 func (s *Sandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
 	handler, err := s.Handler(v)

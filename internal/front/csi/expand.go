@@ -97,10 +97,10 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 		e.log.Warn(grownDespiteError, zap.String(telemetry.FieldTarget, e.v.Target), zap.Int64("size", size), zap.Error(refused))
 	}
 	if !known {
-		return 0, e.notGrown(sizeUnknown(e.v))
+		return 0, e.notGrown(ctx, sizeUnknown(e.v))
 	}
 	if size < required {
-		return 0, e.notGrown(deviceNotGrown(e.v, e.driver.Name, size, required))
+		return 0, e.notGrown(ctx, deviceNotGrown(e.v, e.driver.Name, size, required))
 	}
 	if e.v.ReadOnly {
 		return size, nil // nobody can grow a filesystem that nobody may write
@@ -116,20 +116,20 @@ func (e *expandCall) growDevice(ctx context.Context) error {
 	}
 	ask, err := e.deviceRequest(has)
 	if err != nil {
-		return err
+		return e.notGrown(ctx, err)
 	}
 	_, err = e.driver.Node.NodeExpandVolume(ctx, ask)
 	err = e.driver.Error("asked to grow the device", err, e.req.GetSecrets())
 	if err != nil && refusal.IsFinal(err) {
-		return e.notGrown(err)
+		return e.notGrown(ctx, err)
 	}
 	return err
 }
 
 // notGrown is the error of a device that has not grown. kubelet also calls before there is a sandbox, and then any code but
 // FAILED_PRECONDITION keeps the pod from starting. After that code it never asks again, so a pod that runs gets another one.
-func (e *expandCall) notGrown(err error) error {
-	if _, runs := e.cfg.Sandboxes.Binding(e.v); runs {
+func (e *expandCall) notGrown(ctx context.Context, err error) error {
+	if e.cfg.Sandboxes.MayRun(ctx, e.v) {
 		return err
 	}
 	return failedPrecondition("%s", refusal.Plain(err)) // a pod without its growth is better than no pod
@@ -158,7 +158,7 @@ func (e *expandCall) deviceRequest(has *staging.Capabilities) (*csi.NodeExpandVo
 		return ask, nil
 	}
 	if !has.Native {
-		return nil, cannotDeferAnyMore(e.v.Target, e.driver.Name)
+		return nil, volume.Errorf(volume.Busy, "%w", refusal.Plain(cannotDeferAnyMore(e.v.Target, e.driver.Name)))
 	}
 	csidefer.SetRequested(ask)
 	return ask, nil

@@ -28,7 +28,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -342,9 +341,7 @@ func (s *fakeSandboxes) has(v *volume.Volume) bool {
 	return s.broker.bound[v.Target] != ""
 }
 
-func (s *fakeSandboxes) Binding(v *volume.Volume) (runtime.Binding, bool) {
-	return runtime.Binding{}, s.has(v)
-}
+func (s *fakeSandboxes) MayRun(_ context.Context, v *volume.Volume) bool { return s.has(v) }
 
 func (s *fakeSandboxes) Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error) {
 	if s.hangs != nil {

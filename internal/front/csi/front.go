@@ -21,7 +21,6 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
-	"github.com/crust-proxy/crust-proxy/pkg/runtime"
 	"github.com/crust-proxy/crust-proxy/pkg/stats"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -46,8 +45,8 @@ type Sandboxes interface {
 	Stats(ctx context.Context, v *volume.Volume) (stats.Answer, error)
 	Known(v *volume.Volume) (stats.Known, bool)
 	Expand(ctx context.Context, v *volume.Volume, wish volume.Range) (int64, error)
-	// Binding returns the sandbox that is known to have the volume.
-	Binding(v *volume.Volume) (runtime.Binding, bool)
+	// MayRun reports whether a sandbox has the volume. What cannot be found out counts as one.
+	MayRun(ctx context.Context, v *volume.Volume) bool
 }
 
 // Disks is what the front asks about the devices of volumes.

@@ -238,6 +238,9 @@ func TestDowngradedDriver(t *testing.T) {
 	r.driver.setCaps(csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_EXPAND_VOLUME)
 	r.driver.said()
 	r.refused(r.expand("p1"), codes.FailedPrecondition, "downgraded")
+	r.broker.bound[r.target("p1")] = "s1"
+	r.refused(r.expand("p1"), codes.Aborted, "downgraded") // kubelet asks again when it is upgraded
+	delete(r.broker.bound, r.target("p1"))
 	r.refused(r.publish("p1"), codes.Aborted, "downgraded") // it would mount the volume on the host
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
