@@ -15,6 +15,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/telemetry"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -53,6 +54,9 @@ func (d *disks) FillsDevice(v *volume.Volume, device int64) bool {
 	super := d.reader.Super(v, 0)
 	return super != nil && super.Fills(device)
 }
+
+// HeaderSize returns how many bytes of a volume its device may lack.
+func (*disks) HeaderSize(v *volume.Volume) int64 { return claim.HeaderSize(v.Device) }
 
 // hasGrown reports whether the growth on record for a volume is known to be done.
 func (d *disks) hasGrown(v *volume.Volume) bool {

@@ -73,7 +73,8 @@ func expandDeferred(
 		return nil, namingPod(found.Volume, repeated(err))
 	}
 	telemetry.CallFrom(ctx).Detail = fmt.Sprintf("to %d bytes", size)
-	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: size})
+	// The device of an encrypted volume is smaller than the volume, which includes the header.
+	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: max(size, req.GetCapacityRange().GetRequiredBytes())})
 }
 
 // expandCall grows one deferred volume. Its caller holds the volume's lock.
@@ -90,6 +91,9 @@ func (e *expandCall) run(ctx context.Context) (int64, error) {
 	refused := e.growDevice(ctx)
 	size, known := e.volumes.DeviceSize(e.v)
 	required := e.req.GetCapacityRange().GetRequiredBytes()
+	if size < required && size+e.cfg.Disks.HeaderSize(e.v) >= required {
+		required = size // the rest is the header
+	}
 	if refused != nil && (!known || required == 0 || size < required || ctx.Err() != nil) {
 		return 0, refused
 	}
@@ -171,7 +175,7 @@ func (e *expandCall) growFilesystem(ctx context.Context, size int64) (int64, err
 		return size, nil // it was grown on this node before it was handed over
 	}
 	// Always asked: which sandbox has the volume may not be known yet, as after a restart.
-	wanted := volume.Range{Required: e.req.GetCapacityRange().GetRequiredBytes(), Limit: e.req.GetCapacityRange().GetLimitBytes()}
+	wanted := volume.Range{Required: min(e.req.GetCapacityRange().GetRequiredBytes(), size), Limit: e.req.GetCapacityRange().GetLimitBytes()}
 	grown, err := e.cfg.Sandboxes.Expand(ctx, e.v, wanted)
 	why := ""
 	switch volume.KindOf(err) {

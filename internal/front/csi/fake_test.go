@@ -369,6 +369,9 @@ func (s *fakeSandboxes) Expand(_ context.Context, v *volume.Volume, wish volume.
 	if !s.has(v) {
 		return 0, volume.Errorf(volume.NoSandbox, "volume %s has no sandbox", v.Target)
 	}
+	if wish.Required > s.broker.size {
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device has %d bytes", v.Target, s.broker.size)
+	}
 	return wish.Required, s.err
 }
 
@@ -415,6 +418,7 @@ type rig struct {
 	lacks     bool // the filesystem's root is not writable for the group
 	// filesystem is the size of every volume's filesystem; 0 means that it is not known.
 	filesystem int64
+	header     int64 // of every volume's device
 	// writing is set while mkfs writes to the device.
 	writing    error
 	calls      *telemetry.Interceptors          // may be nil
@@ -428,6 +432,9 @@ func (r *rig) Writing(string, string) error { return r.writing }
 func (r *rig) FillsDevice(_ *volume.Volume, size int64) bool {
 	return (&superblock.Super{Bytes: r.filesystem}).Fills(size)
 }
+
+// HeaderSize implements Disks.
+func (r *rig) HeaderSize(*volume.Volume) int64 { return r.header }
 
 // LacksGroup implements Disks.
 func (r *rig) LacksGroup(*volume.Volume) bool { return r.lacks }

@@ -56,6 +56,8 @@ type Disks interface {
 	// FillsDevice reports whether a volume's filesystem is known to be as large as its
 	// device, which has that many bytes.
 	FillsDevice(v *volume.Volume, device int64) bool
+	// HeaderSize returns how many bytes of a volume its device may lack: the header of an encrypted one.
+	HeaderSize(v *volume.Volume) int64
 	// LacksGroup reports whether the root directory of a volume's filesystem is not known
 	// to be writable for the volume's group.
 	LacksGroup(v *volume.Volume) bool

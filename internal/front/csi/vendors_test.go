@@ -125,6 +125,19 @@ func TestGrowthOfADeviceWithoutASize(t *testing.T) {
 	}
 }
 
+// TestGrowthOfAnEncryptedVolume: its capacity includes the header, which the device lacks.
+func TestGrowthOfAnEncryptedVolume(t *testing.T) {
+	r := growing(t)
+	r.broker.abilities.GrowsAtMount, r.header = true, 16<<20
+	for sandbox, not := range map[string]codes.Code{"": codes.FailedPrecondition, "s1": codes.Aborted} {
+		r.broker.bound[r.target("p1")] = sandbox
+		for size, want := range map[int64]codes.Code{2 << 30: codes.OK, 2<<30 - 16<<20: codes.OK, 2<<30 - 16<<20 - 1: not} {
+			r.broker.size = size
+			r.refused(r.grow(), want)
+		}
+	}
+}
+
 // TestGrowthGoesByTheDevicesSize: the device has grown, and the driver fails at what is
 // around it, as Cinder's does where it looks for a filesystem.
 func TestGrowthGoesByTheDevicesSize(t *testing.T) {

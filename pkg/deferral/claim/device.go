@@ -241,6 +241,20 @@ func DeviceSize(d volume.Device) (size int64, known bool) {
 	return st.Size, err == nil && openers.FileOf(&st) == identityOf(d) && st.Size > 0
 }
 
+// luksHeader is what cryptsetup takes for the header of LUKS2 unless it is told otherwise. That of LUKS1 is smaller.
+const luksHeader = 16 << 20
+
+// HeaderSize returns how many bytes a device may lack of what is below it: the header of LUKS, if it is a mapping of that.
+func HeaderSize(d volume.Device) int64 { return headerIn(blockDevices, d) }
+
+func headerIn(sysfs string, d volume.Device) int64 {
+	uuid, _ := sys.ReadLine(sysfs + openers.Number(d.Major, d.Minor) + "/dm/uuid")
+	if d.Kind == volume.BlockDevice && strings.HasPrefix(uuid, "CRYPT-LUKS") {
+		return luksHeader
+	}
+	return 0
+}
+
 // openByIdentity opens a device by its name on record, if that is still the device.
 func openByIdentity(d volume.Device, flags int) (int, error) {
 	fd, err := unix.Open(d.Path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_CLOEXEC|flags, 0)

@@ -75,6 +75,18 @@ func TestStack(t *testing.T) {
 	})
 }
 
+// TestHeaderSize: an image is no mapping, though the device of its filesystem may be one.
+func TestHeaderSize(t *testing.T) {
+	sysfs := fakeSysfs(t, [][3]string{{"dm-0", "253:0", ""}, {"dm-1", "253:1", ""}, {"sda", "8:0", ""}})
+	for device, uuid := range map[string]string{"dm-0": "CRYPT-LUKS2-0a1b-pvc-1", "dm-1": "LVM-0a1b"} {
+		check.Must(t, os.Mkdir(sysfs+"../../devices/"+device+"/dm", 0o700))
+		check.Must(t, os.WriteFile(sysfs+"../../devices/"+device+"/dm/uuid", []byte(uuid+"\n"), 0o600))
+	}
+	for device, want := range map[identity]int64{block(253, 0): 16 << 20, block(253, 1): 0, block(8, 0): 0, {Major: 253, Inode: 5}: 0} {
+		check.Equal(t, headerIn(sysfs, deviceAs(device)), want, "%v", device)
+	}
+}
+
 // TestStackThatCannotBeRead is a process without free descriptors: a disk whose partitions
 // cannot be listed may have some. So may a device with more of them than are looked at.
 func TestStackThatCannotBeRead(t *testing.T) {
