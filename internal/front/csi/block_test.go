@@ -270,6 +270,18 @@ func TestRepeatedPublishOfAnEditedVolume(t *testing.T) {
 	}
 }
 
+// TestRepeatedPublishIsNotJudgedAnew: a pod has the volume, and the access mode of its persistent volume is edited, or
+// its driver turns out to have no raw block volumes. Without an OK, kubelet restarts none of the pod's containers.
+func TestRepeatedPublishIsNotJudgedAnew(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.begin("p1")
+	edited := r.publishReq("p1")
+	edited.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
+	r.ok(nil, r.tryPublish(edited))
+	r.broker.volumes[r.target("p1")].Driver = "csi.civo.com"
+	r.ok(r.as("csi.civo.com").NodePublishVolume(t.Context(), r.publishReq("p1")))
+}
+
 func TestSecretsStayInMemory(t *testing.T) {
 	r := newRig(t, deferAll)
 	const secret, token = "s3cr3t-value", "tok3n-value"

@@ -26,8 +26,10 @@ type blockPublish struct {
 
 func (b *blockPublish) run(ctx context.Context) ([]byte, error) {
 	p, private := b.call, b.call.proxy.private
-	if err := p.proxy.checkBlockWay(p.w, &p.verdict); err != nil {
-		return nil, err
+	if p.state.Published == nil { // else a pod has the device already, whatever the driver has done since
+		if err := p.proxy.checkBlockWay(p.w, &p.verdict); err != nil {
+			return nil, err
+		}
 	}
 	if err := p.unpublishUncertain(ctx); err != nil {
 		return nil, interrupted(p.target, err)

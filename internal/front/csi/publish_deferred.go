@@ -33,8 +33,10 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 		}
 		return reply, err
 	}
-	if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
-		return nil, err
+	if p.state.Published == nil { // else a pod has it already, and the persistent volume may have been edited since
+		if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {
+			return nil, err
+		}
 	}
 	if err := decision.CheckSecondWriter(p.w, &p.state, p.pod); err != nil {
 		return nil, err
