@@ -47,7 +47,7 @@ func (a *asker) ask(ctx context.Context, v *volume.Volume, q *question) (id stri
 			return "", err
 		}
 		if len(seen.ids) == 0 {
-			a.bindings.table.Unbind(v.Key)
+			a.bindings.table.Unbind(v.Key, seen.bound)
 			return "", volume.Errorf(volume.NoSandbox, "volume %s: no sandbox has mounted it now", v.Target)
 		}
 		id := seen.ids[0]

@@ -111,7 +111,7 @@ func (c *cleaner) suspect(v *volume.Volume) {
 // is left. It changes nothing of what another broker published.
 func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 	if whose, _, err := c.bindings.layout.tree.OwnerOf(string(v.Key)); err != nil || whose != projection.OwnedByUs {
-		c.bindings.table.Unbind(v.Key)
+		c.bindings.table.Unbind(v.Key, seen.bound)
 		return false
 	}
 	dir, err := abi.Open(c.bindings.layout.tree.Root, string(v.Key))
@@ -128,7 +128,7 @@ func (c *cleaner) clear(v *volume.Volume, seen *dirSnapshot) (another bool) {
 		c.log.Warn("dead sandboxes cannot be cleared away", zap.String("target", v.Target), zap.Error(err))
 	}
 	if len(left) == 0 {
-		c.bindings.table.Unbind(v.Key)
+		c.bindings.table.Unbind(v.Key, seen.bound)
 		return false
 	}
 	c.bindings.seen(v.Key, left[0])

@@ -62,6 +62,7 @@ func (l layout) Sandboxes(name string) ([]string, error) {
 }
 
 type dirSnapshot struct {
+	bound  string   // the sandbox that was known to have the volume before
 	ids    []string // of sandboxes, the newest first
 	files  map[string]fileID
 	cli    string
@@ -150,7 +151,12 @@ func (b *bindings) seen(key volume.Key, id string) {
 
 // readDir leaves out the ids of other pods' sandboxes: these cannot have the volume.
 func (b *bindings) readDir(v *volume.Volume) (*dirSnapshot, error) {
-	return b.layout.readDir(v, func(id string) bool { return b.ofOtherPod(id, v) })
+	before, _ := b.table.Get(v.Key)
+	seen, err := b.layout.readDir(v, func(id string) bool { return b.ofOtherPod(id, v) })
+	if err == nil {
+		seen.bound = before.Live.Sandbox
+	}
+	return seen, err
 }
 
 func (b *bindings) ofOtherPod(id string, v *volume.Volume) bool {

@@ -43,6 +43,7 @@ func (cl *client) connect(ctx context.Context, v *volume.Volume) (*conn, shim, e
 // search finds the first sandbox that accepts a connection. If none does, the volume is
 // unbound; the sandboxes' files stay, as they are Kata's.
 func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, error) {
+	last := cl.bindings.current(v)
 	ids, _ := cl.bindings.candidates(v)
 	failures := make([]failure, 0, len(ids))
 	for _, id := range ids {
@@ -56,7 +57,7 @@ func (cl *client) search(ctx context.Context, v *volume.Volume) (*conn, shim, er
 			return nil, s, cl.unreached(ctx, v, failures...)
 		}
 	}
-	cl.bindings.table.Unbind(v.Key)
+	cl.bindings.table.Unbind(v.Key, last.id)
 	return nil, shim{}, cl.unreached(ctx, v, failures...)
 }
 

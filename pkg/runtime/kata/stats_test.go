@@ -65,6 +65,26 @@ func TestGroupIgnored(t *testing.T) {
 	}
 }
 
+// arriving is a container runtime in which something happens when it is asked for a pod's sandboxes.
+type arriving struct {
+	*fakeSandboxes
+	arrives func()
+}
+
+func (a *arriving) OfPod(pod string) []string {
+	ids := a.fakeSandboxes.OfPod(pod)
+	a.arrives()
+	return ids
+}
+
+// A growth of the volume would be refused for good.
+func TestSandboxThatComesWhileNoneIsFoundStaysKnown(t *testing.T) {
+	b, v := publishedBench(t, kataemu.Go)
+	b.h.bindings.sandboxes = &arriving{b.fakeSandboxes, func() { b.h.store.Bindings.Bind(v.Key, "sb1", string(goShim)) }}
+	check.That(t, volume.KindOf(check.Err(b.h.Stats(t.Context(), v))) == volume.NoSandbox, "a sandbox that does not listen was found")
+	check.That(t, handlers.BoundTo(b.h, v, "sb1"), "the sandbox is forgotten")
+}
+
 func TestResizeWhereTheAgentCannot(t *testing.T) {
 	b := newBench(t, kataemu.Go)
 	if able := b.h.Abilities(); able.GrowsAtMount || able.SubPaths { // the front refuses by these what Kata cannot do

@@ -124,7 +124,7 @@ func TestOverflowReadsTheTree(t *testing.T) {
 	living(t, b, "sb1")
 	check.Must(t, kataemu.WriteID(b.cfg.DirectVolumes, v.Target, "sb1"))
 	check.Eventually(t, "bound", boundTo(b, v, "sb1"))
-	b.h.store.Bindings.Unbind(v.Key) // as if its event had been lost
+	b.h.store.Bindings.Unbind(v.Key, "sb1") // as if its event had been lost
 	b.h.store.Bindings.Forget(foreign.Key)
 	b.h.store.Watch.Event(-1, unix.IN_Q_OVERFLOW, "")
 	check.Eventually(t, "adopted again", func() bool { return len(b.h.Adopted()) == 1 })

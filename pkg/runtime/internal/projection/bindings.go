@@ -132,9 +132,14 @@ func (b *Bindings) Propose(key volume.Key, sandbox, kind string) {
 	})
 }
 
-// Unbind records that no sandbox has the volume.
-func (b *Bindings) Unbind(key volume.Key) {
-	b.update(key, func(Binding) Binding { return Binding{} })
+// Unbind records that no sandbox has the volume, unless one other than from was bound meanwhile.
+func (b *Bindings) Unbind(key volume.Key, from string) {
+	b.update(key, func(live Binding) Binding {
+		if live.Sandbox != from {
+			return live
+		}
+		return Binding{}
+	})
 }
 
 // Prove records that the sandbox which was asked has the volume, or denied it.

@@ -56,7 +56,9 @@ func TestProposedSandboxShowsOnceItIsProven(t *testing.T) {
 	wantChanged(t, changed(), "a")
 	b.Bind("a", "sb1", "kind")
 	wantShown(t, b, "a", "sb1")
-	b.Unbind("a")
+	b.Unbind("a", "sb2") // which it was before
+	wantShown(t, b, "a", "sb1")
+	b.Unbind("a", "sb1")
 	wantShown(t, b, "a", "")
 	wantChanged(t, changed(), "a", "a")
 }
