@@ -22,7 +22,7 @@ var ErrManyHang = fmt.Errorf("too many others hang: %w", ErrHangs)
 // Looks bounds system calls on files and devices of others, which may hang in the kernel: one call at a
 // time per key, and no caller waits long. The zero value is ready to use.
 type Looks[K comparable] struct {
-	// Time bounds how long a caller waits; 0 is lookTime.
+	// Time bounds how long a caller waits for its turn, and then for its call; 0 is lookTime.
 	Time time.Duration
 	// Most bounds the calls that take longer, each of which occupies a thread; 0 is maxHung.
 	Most int
@@ -45,12 +45,11 @@ type Running[K comparable] struct {
 
 // Look runs see. After ErrHangs see is still running, so it must not change data of the caller.
 func Look[K comparable, V any](l *Looks[K], key K, see func() (V, error)) (seen V, err error) {
-	began := time.Now()
 	mine, err := l.Begin(key)
 	if err != nil {
 		return seen, err
 	}
-	late := time.NewTimer(cmp.Or(l.Time, lookTime) - time.Since(began))
+	late := time.NewTimer(cmp.Or(l.Time, lookTime)) // also if its turn came late
 	defer late.Stop()
 	out := make(chan func() (V, error), 1)
 	go func() {
