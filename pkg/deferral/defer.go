@@ -166,6 +166,10 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 			pending.Suspend() // mkfs and resize2fs need the device for themselves
 		}
 		err = a.prepare(ctx, rec)
+		// After these minutes the caller may have gone. Its next call would wait as long, if this one ended here.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		defer cancel()
 		if err == nil && mayWrite {
 			err = pending.Claim(ctx)
 		}
@@ -208,8 +212,10 @@ func (a *attempt) prepare(ctx context.Context, rec *record) error {
 	})
 }
 
-// publish does what follows the claim, in order.
+// publish does what follows the claim, in order, and also if the caller has gone.
 func (a *attempt) publish(ctx context.Context, rec *record, parent int) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+	defer cancel()
 	if err := a.b.store.put(rec); err != nil {
 		return err
 	}

@@ -54,9 +54,12 @@ func (f *fakeRuntime) Orphans(known func(volume.Key) bool) ([]*volume.Volume, er
 	return out, nil
 }
 
-func (f *fakeRuntime) Publish(_ context.Context, v *volume.Volume) (changed bool, err error) {
+func (f *fakeRuntime) Publish(ctx context.Context, v *volume.Volume) (changed bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
 	if f.failing != nil {
 		return false, f.failing()
 	}

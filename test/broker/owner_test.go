@@ -141,9 +141,31 @@ func (n *node) node(device string) string {
 }
 
 // preparer counts how often a device is looked at.
-type preparer struct{ calls int }
+type preparer struct {
+	calls     int
+	meanwhile func() // is called by Prepare, if set
+}
 
-func (p *preparer) Prepare(context.Context, deferral.Preparation) error { p.calls++; return nil }
+func (p *preparer) Prepare(context.Context, deferral.Preparation) error {
+	if p.calls++; p.meanwhile != nil {
+		p.meanwhile()
+	}
+	return nil
+}
+
+// TestCallerThatGoesDuringThePreparation: kubelet's call ends after two minutes, and a check of a large filesystem that
+// leads to nothing would begin anew with each repeat.
+func TestCallerThatGoesDuringThePreparation(t *testing.T) {
+	n := parallelNode(t)
+	ctx, gone := context.WithCancel(t.Context())
+	n.cfg.Preparer = &preparer{meanwhile: gone}
+	n.restart()
+	in := n.instruction("pod-1", rig.Disk(t, 32*mib, "ext4"))
+	in.Format = volume.FormatHost
+	check.Must(t, check.Err(n.Defer(ctx, in)))
+	n.unstage(in.Target)
+	n.noLeftovers()
+}
 
 // TestLoopDevicesOverLoopDevices: whatever lies between a device and the image that has its
 // data, a second volume over the image is refused, in either order.
