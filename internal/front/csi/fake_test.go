@@ -56,6 +56,8 @@ type fakeDriver struct {
 	health  codes.Code // of a health call without a volume; OK: the driver has no health calls
 	faults  []*healthEntry
 	staged  func() // it is called by each stage, where it is set
+	// published is what a publish ends with, where it is set.
+	published func() error
 }
 
 func (d *fakeDriver) NodeGetVolumeHealth(_ context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
@@ -170,6 +172,9 @@ func (d *fakeDriver) NodePublishVolume(ctx context.Context, req *csi.NodePublish
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
+	}
+	if d.published != nil {
+		return nil, d.published()
 	}
 	reply := &csi.NodePublishVolumeResponse{}
 	if method == "publish-deferred" && d.answer != nil {

@@ -101,6 +101,18 @@ func TestNativeDriverThatCallsTheRuntimeAPI(t *testing.T) {
 	r.clean()
 }
 
+// TestNativeDriverThatFailsAfterItCalledTheRuntimeAPI: kubelet does not unpublish after a final code.
+func TestNativeDriverThatFailsAfterItCalledTheRuntimeAPI(t *testing.T) {
+	r := nativeRig(t)
+	r.stage()
+	r.driver.published = func() error {
+		r.ok(r.broker.Defer(t.Context(), volume.Instruction{Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4"}))
+		return status.Error(codes.Internal, "a later step failed")
+	}
+	r.refused(r.publish("p1"), codes.Aborted, "a later step failed", "stays")
+	r.end("p1")
+}
+
 // TestRepeatedUnpublishOfANativeDriver: the broker has released the volume when the driver
 // fails, and kubelet repeats the call.
 func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {

@@ -171,12 +171,16 @@ func (p *publishCall) finishError(ctx context.Context, err error) error {
 	if p.state.Published != nil {
 		return refusal.NotFinal(p.target, err)
 	}
-	return p.undo(ctx, err, func(ctx context.Context) error {
+	err = p.undo(ctx, err, func(ctx context.Context) error {
 		if err := p.unpublishDevice(ctx); err != nil {
 			return err
 		}
 		return p.unpublishUncertain(ctx)
 	})
+	if _, found, _ := p.proxy.front.find(p.target); found != nil { // the driver called the Runtime API before it failed
+		return refusal.NotFinal(p.target, err)
+	}
+	return err
 }
 
 // undo undoes what this call began. A volume that an earlier call published stays so.
