@@ -148,8 +148,10 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 	check.That(n.t, check.Err(os.Stat(n.registration())) != nil, "kubelet still has the registration, of a socket that nobody serves")
 	n.podWrites(s, "forced off")
 	n.wantGuarded(v, "pod-1")
-	got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.TargetOf("pod-1")})
-	check.That(n.t, err == nil && got.GetVolume().GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND, "the volume without the front: %v, %v", got, err)
+	check.Eventually(n.t, "its sandbox is known without the front", func() bool {
+		got, err := n.Admin().GetVolume(n.t.Context(), &adminv1.GetVolumeRequest{Volume: v.TargetOf("pod-1")})
+		return err == nil && got.GetVolume().GetState() == adminv1.VolumeState_VOLUME_STATE_BOUND
+	})
 }
 
 // podWrites has the pod write to its volume, and read what it wrote.
