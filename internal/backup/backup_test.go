@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/backup"
 	"github.com/crust-proxy/crust-proxy/internal/backup/blocks"
 	"github.com/crust-proxy/crust-proxy/test/check"
+	"github.com/crust-proxy/crust-proxy/test/rig"
 )
 
 const mib = 1 << 20
@@ -40,8 +40,8 @@ func named(capacity int64, ranges []blocks.Range, cut int, cancel func()) *block
 	}}
 }
 
-// rig is a volume in memory, and a directory with its backups.
-type rig struct {
+// bench is a volume in memory, and a directory with its backups.
+type bench struct {
 	t      *testing.T
 	dir    string
 	random *rand.Rand
@@ -49,29 +49,25 @@ type rig struct {
 	noise  []byte // what is written; some zeros are left in between
 }
 
-func newRig(t *testing.T, size int) *rig {
+func newBench(t *testing.T, size int) *bench {
 	t.Helper()
-	seed := rand.Uint64()
-	if given, err := strconv.ParseUint(os.Getenv("CRUST_SEED"), 10, 64); err == nil {
-		seed = given
-	}
-	t.Logf("CRUST_SEED=%d", seed)
-	r := &rig{t: t, dir: t.TempDir(), random: rand.New(rand.NewPCG(seed, seed)), volume: make([]byte, size), noise: make([]byte, 16<<10)}
+	seed := rig.Seed(t)
+	r := &bench{t: t, dir: t.TempDir(), random: rand.New(rand.NewPCG(seed, seed)), volume: make([]byte, size), noise: make([]byte, 16<<10)}
 	for i := range r.noise {
 		r.noise[i] = byte(r.random.Uint32())
 	}
 	return r
 }
 
-func (r *rig) path(name string) string { return filepath.Join(r.dir, name) }
+func (r *bench) path(name string) string { return filepath.Join(r.dir, name) }
 
-func (r *rig) must(err error) {
+func (r *bench) must(err error) {
 	r.t.Helper()
 	check.Must(r.t, err)
 }
 
 // change writes to the volume, sometimes zeros, and gives the ranges.
-func (r *rig) change(times int) (ranges []blocks.Range) {
+func (r *bench) change(times int) (ranges []blocks.Range) {
 	next := 0
 	for range times {
 		left := len(r.volume) - next
@@ -94,13 +90,13 @@ func (r *rig) change(times int) (ranges []blocks.Range) {
 }
 
 // image writes the volume into a file.
-func (r *rig) image() string {
+func (r *bench) image() string {
 	r.t.Helper()
 	r.must(os.WriteFile(r.path("image"), r.volume, 0o600))
 	return r.path("image")
 }
 
-func (r *rig) job(snapshot, base string, ranges []blocks.Range) *backup.Backup {
+func (r *bench) job(snapshot, base string, ranges []blocks.Range) *backup.Backup {
 	r.t.Helper()
 	b := &backup.Backup{
 		Snapshot: snapshot, From: r.image(), File: r.path(snapshot), Blocks: named(int64(len(r.volume)), ranges, -1, nil),
@@ -111,22 +107,21 @@ func (r *rig) job(snapshot, base string, ranges []blocks.Range) *backup.Backup {
 	return b
 }
 
-func (r *rig) backUp(snapshot, base string, ranges []blocks.Range) *backup.Result {
+func (r *bench) backUp(snapshot, base string, ranges []blocks.Range) *backup.Result {
 	r.t.Helper()
 	return check.Value(r.job(snapshot, base, ranges).Run(r.t.Context()))(r.t)
 }
 
-func (r *rig) restore(target string, names ...string) error {
+func (r *bench) restore(target string, names ...string) error {
 	r.t.Helper()
 	paths := make([]string, len(names))
 	for i, name := range names {
 		paths[i] = r.path(name)
 	}
-	_, err := backup.Restore(r.t.Context(), paths, target)
-	return err
+	return check.Err(backup.Restore(r.t.Context(), paths, target))
 }
 
-func (r *rig) wantRestored(names ...string) {
+func (r *bench) wantRestored(names ...string) {
 	r.t.Helper()
 	r.must(r.restore(r.path("restored"), names...))
 	got := check.Value(os.ReadFile(r.path("restored")))(r.t)
@@ -135,7 +130,7 @@ func (r *rig) wantRestored(names ...string) {
 }
 
 // three makes a full backup and two increments; the volume grows in between.
-func (r *rig) three() {
+func (r *bench) three() {
 	r.t.Helper()
 	r.backUp("full", "", r.change(5))
 	r.backUp("one", "full", r.change(3))
@@ -149,14 +144,14 @@ func (r *rig) three() {
 
 func TestRestoreEqualsTheSource(t *testing.T) {
 	for range 5 {
-		r := newRig(t, 8*mib+3)
+		r := newBench(t, 8*mib+3)
 		r.three()
 		r.wantRestored("full", "one", "two")
 	}
 }
 
 func TestHolesAreKept(t *testing.T) {
-	r := newRig(t, 64*mib)
+	r := newBench(t, 64*mib)
 	r.volume[40*mib] = 1
 	// All of it is named, also what is zero.
 	got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}})
@@ -170,7 +165,7 @@ func TestHolesAreKept(t *testing.T) {
 }
 
 func TestNothingIsNamed(t *testing.T) {
-	r := newRig(t, 2*mib)
+	r := newBench(t, 2*mib)
 	r.change(3)
 	r.volume[2*mib-1] = 1
 	r.backUp("full", "", nil)
@@ -198,17 +193,16 @@ func TestNothingIsNamed(t *testing.T) {
 // TestIncrementsFit: what is wrong with the size of an increment shows when it is made, and
 // not when all of them are to be restored.
 func TestIncrementsFit(t *testing.T) {
-	r := newRig(t, mib)
+	r := newBench(t, mib)
 	r.backUp("full", "", r.change(3))
 	from := func(name string, size int, base string) error {
 		job := r.job(name, base, nil)
 		job.From = r.path("device")
 		r.must(os.WriteFile(job.From, make([]byte, size), 0o600))
-		_, err := job.Run(t.Context())
-		return err
+		return check.Err(job.Run(t.Context()))
 	}
 	check.Fails(t, from("small", mib/2, "full"), "is it the right one") // nothing is named, and the device is too small
-	r.must(from("one", 2*mib, "full"))                                  // nothing is named
+	r.must(from("one", 2*mib, "full")) // nothing is named
 	r.backUp("two", "one", r.change(1))
 	r.wantRestored("full", "one", "two")
 	whole := r.volume
@@ -218,7 +212,7 @@ func TestIncrementsFit(t *testing.T) {
 
 // TestResume cuts a backup off in many ways; the next one goes on with what is there.
 func TestResume(t *testing.T) {
-	r := newRig(t, 8*mib)
+	r := newBench(t, 8*mib)
 	ranges := r.change(8)
 	r.volume[ranges[0].Offset] = 1 // zeros are written only when something follows
 	r.backUp("whole", "", ranges)
@@ -247,7 +241,7 @@ func TestResume(t *testing.T) {
 
 // TestResumeFromAnotherDisk: what the first --from had, also its zeros, must be in that of the second.
 func TestResumeFromAnotherDisk(t *testing.T) {
-	r := newRig(t, 4*mib)
+	r := newBench(t, 4*mib)
 	r.volume[3*mib] = 1
 	ranges := []blocks.Range{{Offset: 0, Size: 2 * mib}, {Offset: 3 * mib, Size: mib}}
 	r.backUp("snap", "", ranges)
@@ -261,7 +255,7 @@ func TestResumeFromAnotherDisk(t *testing.T) {
 
 // TestResumeAtTheEnd: a driver may refuse to begin where nothing is left.
 func TestResumeAtTheEnd(t *testing.T) {
-	r := newRig(t, 2*mib)
+	r := newBench(t, 2*mib)
 	r.volume[2*mib-1] = 1
 	all := []blocks.Range{{Offset: 0, Size: 2 * mib}}
 	r.backUp("snap", "", all)
@@ -278,7 +272,7 @@ func TestResumeAtTheEnd(t *testing.T) {
 }
 
 func TestBackupRefuses(t *testing.T) {
-	r := newRig(t, 4*mib)
+	r := newBench(t, 4*mib)
 	ranges := r.change(3)
 	r.volume[ranges[0].Offset] = 1
 	r.backUp("full", "", ranges)
@@ -313,7 +307,7 @@ func TestBackupRefuses(t *testing.T) {
 
 // TestRestoreResumes restores to what restores that were killed have left.
 func TestRestoreResumes(t *testing.T) {
-	r := newRig(t, 8*mib)
+	r := newBench(t, 8*mib)
 	ranges := r.change(8)
 	r.volume[ranges[0].Offset] = 1
 	made := r.backUp("full", "", ranges)
@@ -344,7 +338,7 @@ func TestRestoreResumes(t *testing.T) {
 
 // TestRestoreLeavesAForeignPart: what no restore of this volume has left stays as it is.
 func TestRestoreLeavesAForeignPart(t *testing.T) {
-	r := newRig(t, 4*mib)
+	r := newBench(t, 4*mib)
 	r.three()
 	for _, has := range []string{"my dissertation", strings.Repeat("x", 4*mib+1)} {
 		r.must(os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
@@ -355,7 +349,7 @@ func TestRestoreLeavesAForeignPart(t *testing.T) {
 }
 
 func TestRestoreRefuses(t *testing.T) {
-	r := newRig(t, 4*mib)
+	r := newBench(t, 4*mib)
 	r.three()
 	r.backUp("other", "", r.change(1))
 	for text, names := range map[string][]string{
@@ -375,7 +369,7 @@ func TestRestoreRefuses(t *testing.T) {
 
 // TestDamage changes a bit of a file, or cuts it off, anywhere.
 func TestDamage(t *testing.T) {
-	r := newRig(t, 4*mib)
+	r := newBench(t, 4*mib)
 	r.three()
 	whole := check.Value(os.ReadFile(r.path("one")))(t)
 	for i := range 150 {
