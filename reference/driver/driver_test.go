@@ -99,18 +99,15 @@ func TestSecretsStayOut(t *testing.T) {
 	attributes := map[string]string{"csi.storage.k8s.io/serviceAccount.tokens": secret}
 	flagged := mountCapability()
 	flagged.GetMount().MountFlags = []string{"password=" + secret}
-	var errs []error
-	_, err := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{flagged}})
-	errs = append(errs, err)
-	_, err = node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
-		VolumeId: "none", StagingTargetPath: "/s", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
-	})
-	errs = append(errs, err)
-	_, err = node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
-		VolumeId: "none", StagingTargetPath: "/s", TargetPath: "/t", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
-	})
-	errs = append(errs, err)
-	for _, err := range errs {
+	for _, err := range []error{
+		check.Err(controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{Name: "v", Secrets: secrets, VolumeCapabilities: []*csi.VolumeCapability{flagged}})),
+		check.Err(node.NodeStageVolume(t.Context(), &csi.NodeStageVolumeRequest{
+			VolumeId: "none", StagingTargetPath: "/s", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
+		})),
+		check.Err(node.NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{
+			VolumeId: "none", StagingTargetPath: "/s", TargetPath: "/t", Secrets: secrets, VolumeContext: attributes, VolumeCapability: flagged,
+		})),
+	} {
 		check.That(t, err == nil || !strings.Contains(err.Error(), secret), "%v", err)
 	}
 	records, _ := filepath.Glob(config.DataDir + "/volumes/*")
@@ -175,8 +172,7 @@ func TestOneDriverPerDataDirectory(t *testing.T) {
 	r, err := d.node.pool.store.load("half")
 	check.That(t, err == nil && r.Ready, "%v, %v", r, err)
 	d.release()
-	d = check.Value(New(config))(t)
-	d.release()
+	check.Value(New(config))(t).release()
 }
 
 func TestUnfinishedVolumesAreSweptUp(t *testing.T) {
@@ -261,8 +257,7 @@ func TestLocks(t *testing.T) {
 	ctx := check.Within(t, 20*time.Millisecond)
 	release := check.Value(l.take(ctx, "v", ""))(t)
 	defer release()
-	other := check.Value(l.take(ctx, "w", ""))(t)
-	other()
+	check.Value(l.take(ctx, "w", ""))(t)()
 	check.Code(t, check.Err(l.take(ctx, "v")), codes.Aborted)
 }
 

@@ -33,15 +33,16 @@ type blockMessage interface {
 }
 
 // readStream reads a stream to its end, and checks what CSI demands of each.
-func readStream[M blockMessage](t *testing.T, receive func() (M, error), from int64, most int32) (capacity int64, all []blockRange) {
+func readStream[M blockMessage](t *testing.T, receive func() (M, error), from int64, most int32) (all []blockRange) {
 	t.Helper()
 	for last := int64(-1); ; {
 		message, err := receive()
 		if errors.Is(err, io.EOF) {
-			return capacity, all
+			return all
 		}
 		check.Must(t, err)
-		if capacity = message.GetVolumeCapacityBytes(); message.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
+		capacity := message.GetVolumeCapacityBytes()
+		if message.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
 			most > 0 && len(message.GetBlockMetadata()) > int(most) {
 			t.Fatalf("at most %d: %v", most, message)
 		}
@@ -58,16 +59,14 @@ func (r *testDriver) allocated(id string, from int64, most int32) []blockRange {
 	r.t.Helper()
 	stream := check.Value(csi.NewSnapshotMetadataClient(r.conn).GetMetadataAllocated(r.t.Context(),
 		&csi.GetMetadataAllocatedRequest{SnapshotId: id, StartingOffset: from, MaxResults: most}))(r.t)
-	_, all := readStream(r.t, stream.Recv, from, most)
-	return all
+	return readStream(r.t, stream.Recv, from, most)
 }
 
 func (r *testDriver) delta(base, target string, from int64, most int32) []blockRange {
 	r.t.Helper()
 	stream := check.Value(csi.NewSnapshotMetadataClient(r.conn).GetMetadataDelta(r.t.Context(),
 		&csi.GetMetadataDeltaRequest{BaseSnapshotId: base, TargetSnapshotId: target, StartingOffset: from, MaxResults: most}))(r.t)
-	_, all := readStream(r.t, stream.Recv, from, most)
-	return all
+	return readStream(r.t, stream.Recv, from, most)
 }
 
 type kept struct {

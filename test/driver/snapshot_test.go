@@ -107,8 +107,7 @@ func TestSnapshotIsNoVolume(t *testing.T) {
 	check.Code(t, as.stage(), codes.NotFound)
 	check.Code(t, as.growController(2*size), codes.NotFound)
 	as.must(as.unpublish, as.unstage, as.remove) // there is no such volume
-	_, err := r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()})
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, check.Err(r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: made.GetSnapshotId()})))
 	check.Code(t, check.Err(r.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: v.id})), codes.NotFound)
 	check.Must(t, r.removeSnapshot(v.id)) // there is no such snapshot
 	ids := r.volumeIDs()
