@@ -41,21 +41,12 @@ type opened struct {
 }
 
 func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	ctx := stream.Context()
-	if req.GetSnapshotId() == "" {
-		return status.Error(codes.InvalidArgument, "snapshot_id is missing")
-	}
-	release, err := m.locks.take(ctx, req.GetSnapshotId())
-	if err != nil {
-		return err
-	}
-	of, err := m.open(req.GetSnapshotId())
-	release()
+	of, err := m.open(stream.Context(), "snapshot_id", req.GetSnapshotId())
 	if err != nil {
 		return err
 	}
 	defer func() { _ = of.image.Close() }() // nothing was written
-	return m.stream(ctx, of, req, func(blocks []*csi.BlockMetadata) error {
+	return m.stream(stream.Context(), of, req, func(blocks []*csi.BlockMetadata) error {
 		return stream.Send(&csi.GetMetadataAllocatedResponse{
 			BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: of.record.Capacity, BlockMetadata: blocks,
 		})
@@ -67,11 +58,16 @@ func (m *snapshotMetadata) GetMetadataAllocated(req *csi.GetMetadataAllocatedReq
 // GetMetadataDelta streams the ranges in which a snapshot differs from an earlier one of its
 // volume. It may include blocks that did not change, and never omits one that did.
 func (m *snapshotMetadata) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	base, target, err := m.openBoth(stream.Context(), req.GetBaseSnapshotId(), req.GetTargetSnapshotId())
+	base, err := m.open(stream.Context(), "base_snapshot_id", req.GetBaseSnapshotId())
 	if err != nil {
 		return err
 	}
-	defer func() { _ = base.image.Close(); _ = target.image.Close() }() // nothing was written
+	defer func() { _ = base.image.Close() }() // nothing was written
+	target, err := m.open(stream.Context(), "target_snapshot_id", req.GetTargetSnapshotId())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = target.image.Close() }() // the same
 	// Only the driver can check that: backup software names the base by its CSI id, whoever it belongs to.
 	was, is := base.record, target.record
 	switch {
@@ -143,30 +139,16 @@ func (m *snapshotMetadata) alive(ctx context.Context) error {
 	}
 }
 
-func (m *snapshotMetadata) openBoth(ctx context.Context, baseID, targetID string) (base, target opened, err error) {
-	if baseID == "" || targetID == "" {
-		return base, target, status.Error(codes.InvalidArgument, "base_snapshot_id or target_snapshot_id is missing")
+// open opens the snapshot that a field of a request names.
+func (m *snapshotMetadata) open(ctx context.Context, field, id string) (opened, error) {
+	if id == "" {
+		return opened{}, status.Errorf(codes.InvalidArgument, "%s is missing", field)
 	}
-	release, err := m.locks.take(ctx, baseID, targetID)
-	if err != nil {
-		return base, target, err
-	}
-	defer release()
-	if base, err = m.open(baseID); err != nil {
-		return base, target, err
-	}
-	if target, err = m.open(targetID); err != nil {
-		_ = base.image.Close()
-	}
-	return base, target, err
-}
-
-// open opens a snapshot. The caller holds its lock during the call.
-func (m *snapshotMetadata) open(id string) (opened, error) {
-	r, err := m.pool.store.load(id)
+	r, release, err := m.locks.record(ctx, id, m.pool.store.load)
 	if err != nil {
 		return opened{}, err
 	}
+	defer release()
 	if r == nil || !r.Ready || r.Snapshot == nil {
 		return opened{}, status.Errorf(codes.NotFound, "there is no snapshot %q on node %s", id, m.config.NodeID)
 	}
