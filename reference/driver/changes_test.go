@@ -31,7 +31,7 @@ func collect(from, to int64, into *[]span) walk {
 	return walk{from: from, to: to, alive: func() error { return nil }, report: func(from, to int64) error {
 		*into = append(*into, span{from, to})
 		return nil
-	}}
+	}, unchanged: func(int64, int64) error { return nil }}
 }
 
 // fakeExtents is the layout of a file of so many bytes; the kernel lists so many at once.
@@ -247,15 +247,26 @@ func TestIDsOfSnapshotsAreNotUsedAgain(t *testing.T) {
 	check.That(t, two.GetGroupSnapshotId() != one.GetGroupSnapshotId() && two.GetSnapshots()[0].GetSnapshotId() != one.GetSnapshots()[0].GetSnapshotId(), "%v", two)
 }
 
-// TestSlowComparison: what a stream has found is sent while it compares, and when the driver stops.
+// TestSlowComparison: what a stream has found is sent while it compares, and when the driver stops. Where it finds
+// nothing, its client gets on as well.
 func TestSlowComparison(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &snapshotMetadata{config: Config{Log: zap.NewNop()}, metrics: newMetrics(), slots: make(chan struct{}, 1), stopping: make(chan struct{})}
-		sent := 0
-		err := m.stream(t.Context(), opened{record: &record{Capacity: 100}}, &csi.GetMetadataDeltaRequest{}, func(blocks []*csi.BlockMetadata) error {
-			sent += len(blocks)
-			return nil
-		}, func(w walk) error {
+		sent, next := 0, int64(0) // ranges, and where a client would go on
+		stream := func(size int64, run func(walk) error) error {
+			return m.stream(t.Context(), opened{record: &record{Capacity: size}}, &csi.GetMetadataDeltaRequest{}, func(blocks []*csi.BlockMetadata) error {
+				for _, one := range blocks {
+					check.That(t, one.ByteOffset < next+200*compareStep, "byte %d comes after %d", one.ByteOffset, next)
+					sent, next = sent+1, one.ByteOffset+one.SizeBytes
+				}
+				return nil
+			}, run)
+		}
+		slow := imageFunc(func(into []byte, at int64) (int, error) { time.Sleep(flushEvery); return zeroImage()(into, at) })
+		check.Must(t, stream(1000*compareStep, func(w walk) error { return compareOf(zeroImage(), slow).all(t.Context(), w) }))
+		check.That(t, next > 800*compareStep, "without a change a client would still begin at byte %d", next)
+		sent = 0
+		err := stream(100, func(w walk) error {
 			check.Must(t, errors.Join(w.report(0, 1), w.alive()))
 			check.Equal(t, sent, 0, "ranges sent at once")
 			time.Sleep(flushEvery)

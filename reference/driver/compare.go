@@ -59,7 +59,7 @@ func (c *comparison) run(ctx context.Context, w walk, before, after layout) erro
 		first := ahead[0]
 		first.wait()
 		ahead = ahead[1:]
-		return first.report(w.report)
+		return first.report(w)
 	}
 	// If the client does not read, no further steps are added.
 	add := func(s *step) error {
@@ -148,16 +148,18 @@ func (s *step) eachBlock(block func(from, to int64, bit uint64)) {
 	}
 }
 
-func (s *step) report(changed func(from, to int64) error) (err error) {
-	if s.read == nil {
-		return changed(s.from, s.to)
-	}
-	if s.err != nil || s.changed == 0 {
+func (s *step) report(w walk) (err error) {
+	switch {
+	case s.read == nil:
+		return w.report(s.from, s.to)
+	case s.err != nil:
 		return s.err
+	case s.changed == 0:
+		return w.unchanged(s.from, s.to)
 	}
 	s.eachBlock(func(from, to int64, bit uint64) {
 		if err == nil && s.changed&bit != 0 {
-			err = changed(from, to)
+			err = w.report(from, to)
 		}
 	})
 	return err

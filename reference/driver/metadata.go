@@ -118,7 +118,7 @@ func (m *snapshotMetadata) stream(ctx context.Context, of opened, req interface 
 	}
 	blocks := &reporter{most: min(cmp.Or(most, blocksAtOnce), blocksAtOnce), send: send, flushed: time.Now()}
 	defer func() { m.metrics.named(ctx, blocks.bytes) }()
-	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return blocks.pass(m.alive(ctx)) }, report: blocks.report})
+	err := run(walk{from: from, to: of.record.Capacity, alive: func() error { return blocks.pass(m.alive(ctx)) }, report: blocks.report, unchanged: blocks.unchanged})
 	if err != nil {
 		return err
 	}
@@ -163,6 +163,8 @@ type walk struct {
 	alive func() error
 	// report is called with ranges that ascend; the next may begin where the last ended.
 	report func(from, to int64) error
+	// unchanged is called between them with ranges that were compared and have no change.
+	unchanged func(from, to int64) error
 }
 
 func (w walk) allocated(image layout) error {
@@ -260,6 +262,14 @@ func (r *reporter) report(from, to int64) error {
 	r.ranges++
 	r.batch = append(r.batch, &csi.BlockMetadata{ByteOffset: from, SizeBytes: to - from})
 	return nil
+}
+
+// unchanged reports the last block of a range without changes if nothing was sent for long, so that a client gets on.
+func (r *reporter) unchanged(from, to int64) error {
+	if len(r.batch) > 0 || time.Since(r.flushed) < flushEvery {
+		return nil
+	}
+	return r.report(max(from, to-sizeGrain), to)
 }
 
 func (r *reporter) flush() error {
