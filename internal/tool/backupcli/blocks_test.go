@@ -1,6 +1,7 @@
 package backupcli
 
 import (
+	"cmp"
 	"maps"
 	"net"
 	"os"
@@ -47,9 +48,10 @@ func (f *fakeBlocks) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, 
 func (f *fakeBlocks) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
 	f.secrets = append(f.secrets, req.Secrets)
 	f.deltas = append(f.deltas, req.BaseSnapshotId+" "+req.TargetSnapshotId)
-	return stream.Send(&csi.GetMetadataDeltaResponse{
+	err := stream.Send(&csi.GetMetadataDeltaResponse{
 		BlockMetadataType: csi.BlockMetadataType_VARIABLE_LENGTH, VolumeCapacityBytes: f.capacity, BlockMetadata: f.ranges,
 	})
+	return cmp.Or(err, f.fail)
 }
 
 // serve serves on the socket of b, and gives its path.
@@ -171,6 +173,20 @@ func TestBlocksErrorsSayWhatToDo(t *testing.T) {
 	for _, args := range [][]string{{}, {"a", "b"}, {"snap", "--csi-socket", socket, "-n", "shop"}, {"snap", "--base", "a", "--base-id", "b"}, {"snap", "--csi-socket", socket, "-o", "yaml"}} {
 		r := b.run(append([]string{"blocks"}, args...)...)
 		check.That(t, r.code == command.ExitUsage, "%v: %+v", args, r)
+	}
+}
+
+// TestBlocksBeforeAnError: what a stream brought before an error is printed, in whole lines.
+func TestBlocksBeforeAnError(t *testing.T) {
+	b := newBench(t)
+	f := &fakeBlocks{capacity: 1 << 40, fail: status.Error(codes.Internal, "a disk is broken")}
+	for n := range int64(500) {
+		f.ranges = append(f.ranges, &csi.BlockMetadata{ByteOffset: n << 30, SizeBytes: 1 << 20})
+	}
+	socket := f.serve(t, b)
+	for format, want := range map[string]string{"raw": "\n535797170176 1048576\n", "json": `"byte_offset":535797170176,"size_bytes":1048576}]}` + "\n"} {
+		r := b.run("blocks", "snap", "--base", "before", "--csi-socket", socket, "-o", format)
+		check.That(t, r.code == command.ExitFailure && strings.HasSuffix(r.out, want), "%s: %+v", format, r)
 	}
 }
 

@@ -23,16 +23,16 @@ func Formats() []string { return []string{FormatPicture, "json", "raw", "qemu-im
 // New returns what prints each message that Reader.Read reads in a format, and what prints the end. picture has the
 // settings of FormatPicture.
 func New(format string, out io.Writer, picture *Picture) (message func(blocks.Message) error, end func() error, err error) {
-	buffered := bufio.NewWriter(out)
+	noEnd := func() error { return nil }
 	switch format {
 	case FormatPicture:
 		return picture.message, picture.end, nil
 	case "json":
-		return func(m blocks.Message) error { return writeJSON(buffered, m) }, buffered.Flush, nil
+		return func(m blocks.Message) error { return writeJSON(out, m) }, noEnd, nil
 	case "raw":
-		return func(m blocks.Message) error { return writeRaw(buffered, m) }, buffered.Flush, nil
+		return func(m blocks.Message) error { return writeRaw(out, m) }, noEnd, nil
 	case "qemu-img-map":
-		q := &qemuMap{out: buffered, changed: picture.Base != ""}
+		q := &qemuMap{out: bufio.NewWriter(out), changed: picture.Base != ""}
 		return q.message, q.end, nil
 	}
 	return nil, nil, fmt.Errorf("--output %q is not picture, json, raw or qemu-img-map", format)
@@ -58,13 +58,14 @@ func writeJSON(out io.Writer, m blocks.Message) error {
 	return json.NewEncoder(out).Encode(object)
 }
 
+// writeRaw writes a message at once: if an error follows, the last line is whole.
 func writeRaw(out io.Writer, m blocks.Message) error {
+	var lines []byte
 	for _, r := range m.Ranges {
-		if _, err := fmt.Fprintf(out, "%d %d\n", r.Offset, r.Size); err != nil {
-			return err
-		}
+		lines = fmt.Appendf(lines, "%d %d\n", r.Offset, r.Size)
 	}
-	return nil
+	_, err := out.Write(lines)
+	return err
 }
 
 // qemuMap prints the whole volume as `qemu-img map --output=json` does, adjacent ranges as one. Changed blocks are
