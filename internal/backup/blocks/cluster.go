@@ -1,10 +1,12 @@
 package blocks
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -103,17 +105,24 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) 
 	return &Snapshot{Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
 }
 
-// Unchanged wraps a source that names the snapshot by its name. A stream starts only while that is still the same snapshot.
+// Unchanged wraps a source that names the snapshot by its name. When a stream has brought its first message, or ends
+// without one, the server has looked up the name: only then is it certain that it found the same snapshot.
 func (c *Cluster) Unchanged(s *Snapshot, name string, source Source) Source {
 	return func(ctx context.Context, from int64) (Stream, error) {
-		now, err := c.Snapshot(ctx, name)
-		if err == nil && *now != *s {
-			err = replaced(c.Namespace, name, s.ID, now.ID)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return source(ctx, from)
+		stream, err := source(ctx, from)
+		checked := false
+		return func() (Message, error) {
+			m, end := stream()
+			if checked || end != nil && !errors.Is(end, io.EOF) {
+				return m, end
+			}
+			checked = true
+			now, err := c.Snapshot(ctx, name)
+			if err == nil && *now != *s {
+				err = replaced(c.Namespace, name, s.ID, now.ID)
+			}
+			return m, cmp.Or(err, end)
+		}, err
 	}
 }
 

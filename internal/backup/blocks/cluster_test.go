@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -76,10 +77,13 @@ func TestCluster(t *testing.T) {
 	}, "https://api", "https://old.api")
 	got, err := c.Snapshot(t.Context(), "ready")
 	check.That(t, err == nil && got.Driver == "d.example.com" && got.ID == "snap-1", "%+v, %v", got, err)
-	source := c.Unchanged(got, "ready", func(context.Context, int64) (blocks.Stream, error) { return nil, nil })
-	check.Must(t, check.Err(source(t.Context(), 0)))
-	got.ID = "snap-0"
-	check.Fails(t, check.Err(source(t.Context(), 0)), "is another snapshot now") // made anew, while a stream was broken
+	source := c.Unchanged(got, "ready", func(context.Context, int64) (blocks.Stream, error) {
+		return func() (blocks.Message, error) { return blocks.Message{}, io.EOF }, nil
+	})
+	check.Is(t, check.Err(check.Value(source(t.Context(), 0))(t)()), io.EOF)
+	stream := check.Value(source(t.Context(), 0))(t)
+	got.ID = "snap-0" // made anew, before the server looked it up
+	check.Fails(t, check.Err(stream()), "is another snapshot now")
 	service, err := c.Service(t.Context(), "d.example.com")
 	check.That(t, err == nil && service.Audience == "a" && service.Address == "h:1" && string(service.CA) == "CA", "%+v, %v", service, err)
 	token, err := c.Token(t.Context(), "backup", "client", "a")
