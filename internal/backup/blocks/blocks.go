@@ -182,6 +182,10 @@ func replaced(namespace, name, was, is string) error {
 	return fmt.Errorf("VolumeSnapshot %s/%s is another snapshot now, %q instead of %q: begin anew", namespace, name, is, was)
 }
 
+func otherDriver(namespace, name, has, target string) error {
+	return fmt.Errorf("VolumeSnapshot %s/%s is of driver %s, not of %s: the base must be an earlier snapshot of the same volume", namespace, name, has, target)
+}
+
 func apiAudience(namespace, account, audience string) error {
 	return fmt.Errorf("the SnapshotMetadataService asks for tokens with the audience %q, which the API server accepts too: the server at its address could use "+
 		"the API as service account %s/%s. No token was sent: give the service an audience of its own, and find out who wrote the object", audience, namespace, account)

@@ -105,6 +105,18 @@ func (c *Cluster) Snapshot(ctx context.Context, name string) (*Snapshot, error) 
 	return &Snapshot{Driver: content.Spec.Driver, ID: content.Status.Handle}, nil
 }
 
+// Base finds the CSI id of the base of a target, by its name.
+func (c *Cluster) Base(ctx context.Context, name string, target *Snapshot) (id string, err error) {
+	base, err := c.Snapshot(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	if base.Driver != target.Driver {
+		return "", otherDriver(c.Namespace, name, base.Driver, target.Driver)
+	}
+	return base.ID, nil
+}
+
 // Unchanged wraps a source that names the snapshot by its name. When a stream has brought its first message, or ends
 // without one, the server has looked up the name: only then is it certain that it found the same snapshot.
 func (c *Cluster) Unchanged(s *Snapshot, name string, source Source) Source {

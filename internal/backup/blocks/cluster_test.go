@@ -84,6 +84,8 @@ func TestCluster(t *testing.T) {
 	stream := check.Value(source(t.Context(), 0))(t)
 	got.ID = "snap-0" // made anew, before the server looked it up
 	check.Fails(t, check.Err(stream()), "is another snapshot now")
+	check.Equal(t, check.Value(c.Base(t.Context(), "ready", got))(t), "snap-1", "the id of the base")
+	check.Fails(t, check.Err(c.Base(t.Context(), "ready", &blocks.Snapshot{Driver: "other"})), "is of driver d.example.com, not of other")
 	service, err := c.Service(t.Context(), "d.example.com")
 	check.That(t, err == nil && service.Audience == "a" && service.Address == "h:1" && string(service.CA) == "CA", "%+v, %v", service, err)
 	token, err := c.Token(t.Context(), "backup", "client", "a")

@@ -142,11 +142,9 @@ func (s *blockServer) withCluster(ctx context.Context, of question, do blocksOf)
 		return err
 	}
 	if of.base != "" {
-		base, err := cluster.Snapshot(ctx, of.base)
-		if err != nil {
+		if of.baseID, err = cluster.Base(ctx, of.base, target); err != nil {
 			return err
 		}
-		of.baseID = base.ID
 	}
 	service, err := cluster.Service(ctx, target.Driver)
 	if err != nil {
