@@ -8,6 +8,9 @@ import (
 // ErrExists means that a file exists that would be overwritten.
 var ErrExists = errors.New("it exists already: remove it, or name another file")
 
+// errNotRenamed means that a file has what it should have, but not its name.
+var errNotRenamed = errors.New("the file is complete, and can be renamed by other means")
+
 // damage says where and how a file differs from what was written.
 type damage struct {
 	at   int64
@@ -76,5 +79,8 @@ func shrunk(path string, was, is int64) error {
 }
 
 func incomplete(target string, err error) error {
+	if errors.Is(err, errNotRenamed) {
+		return err
+	}
 	return fmt.Errorf("%s is incomplete now and must not be used: restore again. %w", target, err)
 }

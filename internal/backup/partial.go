@@ -53,8 +53,10 @@ func uncache(file *os.File) error {
 // lock keeps other processes out. It also checks that the file still has its name: a process
 // that has just completed it has renamed it. What this process made may still belong to another user, as on NFS.
 func (p *partial) lock(made bool) error {
-	if err := unix.Flock(int(p.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("another process is at work on %s: %w", p.file.Name(), err)
+	if err := unix.Flock(int(p.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("another process is at work on %s", p.file.Name())
+	} else if err != nil {
+		return fmt.Errorf("lock %s: %w", p.file.Name(), err)
 	}
 	mine, err := p.file.Stat()
 	if err != nil {
@@ -83,7 +85,7 @@ func (p *partial) complete() error {
 		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	}
 	if err := giveName(p.file.Name(), p.name, rename); err != nil {
-		return fmt.Errorf("rename %s to %s: %w", p.file.Name(), p.name, err)
+		return fmt.Errorf("rename %s to %s: %w; %w", p.file.Name(), p.name, err, errNotRenamed)
 	}
 	return sys.SyncDir(filepath.Dir(p.name))
 }

@@ -131,4 +131,10 @@ func TestNamesWithoutRename(t *testing.T) {
 	is, err = os.ReadFile(name)
 	check.That(t, err == nil && string(is) == "new", "the new file has %q, %v", is, err)
 	check.Is(t, check.Err(os.Lstat(part)), fs.ErrNotExist) // the old name
+	p := check.Value(openPartial(part))(t)
+	p.name = t.TempDir() + "/nowhere/file"
+	err = incomplete(p.name, p.complete())
+	check.Must(t, p.file.Close())
+	check.That(t, errors.Is(err, fs.ErrNotExist) && strings.Contains(err.Error(), "is complete") && !strings.Contains(err.Error(), "incomplete"), "%v", err)
+	check.Fails(t, p.lock(true), "lock "+part+".part", "bad file") // which no other process is to blame for
 }
