@@ -202,6 +202,7 @@ func TestIncrementsFit(t *testing.T) {
 		return check.Err(job.Run(t.Context()))
 	}
 	check.Fails(t, from("small", mib/2, "full"), "is it the right one") // nothing is named, and the device is too small
+	check.Fails(t, from("nothing", 0, ""), "device is empty")
 	r.must(from("one", 2*mib, "full")) // nothing is named
 	r.backUp("two", "one", r.change(1))
 	r.wantRestored("full", "one", "two")
@@ -285,6 +286,7 @@ func TestBackupRefuses(t *testing.T) {
 		"unfinished backup of another": func(b *backup.Backup) {
 			r.must(os.WriteFile(b.File+".part", check.Value(os.ReadFile(r.path("full")))(t), 0o600))
 		},
+		"there is no device":   func(b *backup.Backup) { b.File = "/dev/crust-nothing" },
 		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
 		"part: it exists": func(b *backup.Backup) {
 			disk := append(make([]byte, 32<<10), "\x01CD001"...) // begins with zeros, as images of disks do

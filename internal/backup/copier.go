@@ -139,6 +139,8 @@ func (c *copier) message(ctx context.Context, m blocks.Message) error {
 // begin checks the volume's size, and writes the header if that was not done yet.
 func (c *copier) begin(ctx context.Context, size int64) error {
 	switch base := c.backup.Base; {
+	case size == 0:
+		return fmt.Errorf("%s is empty: is it the right one?", c.backup.From)
 	case size > c.has:
 		return tooSmall(c.backup.From, c.has, size)
 	case base != nil && size < base.size:

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,11 @@ type partial struct {
 }
 
 func openPartial(name string) (*partial, error) {
+	// A file in /dev would take the node's memory.
+	_, err := os.Stat(name)
+	if full, _ := filepath.Abs(name); errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(full, "/dev/") {
+		return nil, fmt.Errorf("there is no device %s: is the volume attached?", name)
+	}
 	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: %w", name, cmp.Or(err, ErrExists))
 	}

@@ -8,8 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,10 +31,6 @@ func openTarget(path string, size int64) (*target, error) {
 	info, err := os.Stat(path)
 	if err == nil && info.Mode().Type() == os.ModeDevice {
 		return openDevice(path, size)
-	}
-	// A file in /dev would take the node's memory.
-	if full, _ := filepath.Abs(path); errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(full, "/dev/") {
-		return nil, fmt.Errorf("there is no device %s: is the volume attached?", path)
 	}
 	part, err := openPartial(path)
 	if err != nil {
