@@ -50,8 +50,7 @@ type became struct {
 func buildRunc(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "crust-runc")
-	out, err := exec.Command("go", "build", "-o", program, "github.com/crust-proxy/crust-proxy/cmd/crust-runc").CombinedOutput()
-	check.Require(t, err == nil, "%v\n%s", err, out)
+	check.Run(t, exec.Command("go", "build", "-o", program, "github.com/crust-proxy/crust-proxy/cmd/crust-runc"))
 	return program
 }
 

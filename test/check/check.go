@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -157,6 +158,14 @@ func Says(t failing, what, text string, words ...string) {
 			t.Errorf("%s does not say %q:\n%s", what, word, text)
 		}
 	}
+}
+
+// Run runs a program that must succeed, and gives what it wrote.
+func Run(t fatal, cmd *exec.Cmd) string {
+	t.Helper()
+	out, err := cmd.CombinedOutput()
+	Require(t, err == nil, "%q: %v\n%s", cmd.Args, err, out)
+	return string(out)
 }
 
 // ending is a test that does something at its end.

@@ -38,8 +38,7 @@ func buildWhoami(t *testing.T) (program string) {
 	check.Must(t, os.WriteFile(dir+"/whoami.go", []byte(whoami), 0o600))
 	build := exec.Command("go", "build", "-o", dir+"/whoami", dir+"/whoami.go")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GO111MODULE=off")
-	out, err := build.CombinedOutput()
-	check.Require(t, err == nil, "%v\n%s", err, out)
+	check.Run(t, build)
 	return dir + "/whoami"
 }
 

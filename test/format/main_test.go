@@ -154,8 +154,7 @@ func run(t testing.TB, input, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command(name, args...)
 	cmd.Stdin = strings.NewReader(input)
-	out, err := cmd.CombinedOutput()
-	check.Require(t, err == nil, "%s %q: %v\n%s", name, args, err, out)
+	check.Run(t, cmd)
 }
 
 // mounts shows that the kernel takes the filesystem, and that it keeps a file.

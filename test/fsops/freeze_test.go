@@ -455,8 +455,7 @@ func TestFreezeOutlivesItsControlGroup(t *testing.T) {
 	enter := "for group in " + strings.Join(pod, " ") + `; do echo $$ >"$group/cgroup.procs" || exit; done; exec "$@"`
 	freeze := exec.Command("sh", "-c", enter, "sh", r.Watchdog[0], r.Dir, r.dir, "1m", filepath.Base(own[0]))
 	freeze.Env = append(os.Environ(), asOther+"=freeze")
-	out, err := freeze.CombinedOutput()
-	check.Require(t, err == nil, "%v: %s", err, out)
+	check.Run(t, freeze)
 	for _, group := range pod {
 		for _, pid := range rig.InGroup(t, group) {
 			t.Errorf("process %s is still in %s", pid, group)

@@ -142,9 +142,7 @@ func (m *machine) command(program string, args ...string) *exec.Cmd {
 // run runs a program in the machine and gives what it said.
 func (m *machine) run(program string, args ...string) string {
 	m.t.Helper()
-	out, err := m.command(program, args...).CombinedOutput()
-	check.Require(m.t, err == nil, "in the machine: %s %s: %v\n%s", program, strings.Join(args, " "), err, out)
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(check.Run(m.t, m.command(program, args...)))
 }
 
 // property is one of the service's properties.

@@ -266,9 +266,7 @@ func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	out, err := cmd.CombinedOutput()
-	check.Require(t, err == nil, "%s %s: %v\n%s", program, strings.Join(args, " "), err, out)
-	return string(out)
+	return check.Run(t, cmd)
 }
 
 func lines(text string) []string {

@@ -217,9 +217,7 @@ func Disk(t T, size int64, fs string) string {
 func Command(t T, name string, args ...string) string {
 	t.Helper()
 	Need(t, name)
-	out, err := exec.Command(name, args...).CombinedOutput() //nolint:gosec // a test's own words
-	check.Require(t, err == nil, "%s %q: %v\n%s", name, args, err, out)
-	return string(out)
+	return check.Run(t, exec.Command(name, args...)) //nolint:gosec // a test's own words
 }
 
 // Mkfs makes a filesystem on an image or a device.

@@ -26,9 +26,7 @@ func Program(t testing.TB) string {
 	t.Helper()
 	root := check.Value(filepath.Abs("../.."))(t)
 	program := filepath.Join(root, "bin/tests/csi-sanity")
-	cmd := exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity")
-	out, err := cmd.CombinedOutput()
-	check.Require(t, err == nil, "build csi-sanity: %v\n%s", err, out)
+	check.Run(t, exec.Command("go", "build", "-modfile="+root+"/tools/csi-sanity/go.mod", "-o", program, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"))
 	return program
 }
 

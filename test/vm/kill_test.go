@@ -361,8 +361,7 @@ func (s *scene) survivesAFreeze() {
 	crust := func(args ...string) {
 		cmd := exec.Command(s.Program, append([]string{"crust"}, args...)...) //nolint:gosec // ours
 		cmd.Env = append(os.Environ(), s.Env()...)
-		out, err := cmd.CombinedOutput()
-		check.Require(s.t, err == nil, "%v: %v: %s", args, err, out)
+		check.Run(s.t, cmd)
 	}
 	crust("freeze", s.v.Target, "300")
 	process := check.Value(s.CRI.Pid(s.ctx(), s.container))(s.t)

@@ -73,10 +73,8 @@ func (w *walker) build() {
 	for _, program := range []string{"crust-driver", "crustctl"} {
 		w.must(os.Symlink(rig.Program(w.t, program), w.daemon.Programs+"/"+program))
 	}
-	build := exec.Command("go", "build", "-cover", "-covermode=atomic", "-coverpkg=./internal/...,./pkg/...,./test/walk/daemon", //nolint:gosec // our own path
-		"-o", w.daemon.Programs+"/crust-proxy", "./test/walk/daemon")
-	out, err := build.CombinedOutput()
-	check.Require(w.t, err == nil, "%s%v", out, err)
+	check.Run(w.t, exec.Command("go", "build", "-cover", "-covermode=atomic", "-coverpkg=./internal/...,./pkg/...,./test/walk/daemon", //nolint:gosec // our own path
+		"-o", w.daemon.Programs+"/crust-proxy", "./test/walk/daemon"))
 }
 
 func (w *walker) live(v *csivolume.Volume) {

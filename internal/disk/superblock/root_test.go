@@ -39,8 +39,7 @@ func TestRootDirectory(t *testing.T) {
 			}
 			path := image(t, c.size, "mkfs."+c.fsType, args...)
 			if c.fsType != "xfs" {
-				out, err := exec.Command("debugfs", "-w", "-R", "set_inode_field <2> mode 040775", path).CombinedOutput()
-				check.Require(t, err == nil, "%v: %s", err, out)
+				check.Run(t, exec.Command("debugfs", "-w", "-R", "set_inode_field <2> mode 040775", path))
 			}
 			root := read(t, path, c.fsType).Root
 			check.Require(t, root != nil && root.Group == 70000 && root.Mode == 0o40775, "%+v", root)

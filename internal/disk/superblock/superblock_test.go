@@ -23,8 +23,7 @@ func image(t *testing.T, size int64, mkfs string, args ...string) string {
 	path := filepath.Join(t.TempDir(), "image")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
 	check.Must(t, os.Truncate(path, size))
-	out, err := exec.Command(mkfs, append(args, path)...).CombinedOutput()
-	check.Require(t, err == nil, "%s: %v: %s", mkfs, err, out)
+	check.Run(t, exec.Command(mkfs, append(args, path)...))
 	return path
 }
 
@@ -44,8 +43,7 @@ func TestExtOnRecord(t *testing.T) {
 	set := func(args ...string) {
 		t.Helper()
 		for _, arg := range args {
-			out, err := exec.Command("debugfs", "-w", "-R", "set_super_value "+arg, path).CombinedOutput()
-			check.Require(t, err == nil, "%s: %v: %s", arg, err, out)
+			check.Run(t, exec.Command("debugfs", "-w", "-R", "set_super_value "+arg, path))
 		}
 	}
 	set("error_count 3", "first_error_time 20260102030405", "first_error_func ext4_lookup", "last_error_time 20260203040506",

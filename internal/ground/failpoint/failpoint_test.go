@@ -17,9 +17,7 @@ import (
 func build(t *testing.T, tags string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "hit")
-	//nolint:gosec // the arguments are this test's own
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, "./testdata/hit").CombinedOutput()
-	check.Require(t, err == nil, "go build: %v\n%s", err, out)
+	check.Run(t, exec.CommandContext(t.Context(), "go", "build", "-tags", tags, "-o", program, "./testdata/hit"))
 	return program
 }
 

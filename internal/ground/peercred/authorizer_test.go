@@ -197,9 +197,7 @@ func TestAnotherUser(t *testing.T) {
 		cmd := exec.CommandContext(check.Within(t, 10*time.Second), program) //nolint:gosec // this very program
 		cmd.Env = append(os.Environ(), "PEERCRED_TEST_DIAL="+s.path)
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54322, Groups: groups}}
-		out, err := cmd.CombinedOutput()
-		check.That(t, err == nil, "%v: %s", err, out)
-		return string(out)
+		return check.Run(t, cmd)
 	}
 	got := call()
 	check.That(t, got == "PermissionDenied" && s.handled.Load() == 0, "another uid got %q", got)

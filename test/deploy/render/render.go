@@ -82,11 +82,9 @@ func Template(t rig.T, args ...string) string {
 func Kustomizations(t rig.T) string {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "kustomize")
-	path := check.Value(helm())(t)
 	cmd := exec.Command(filepath.Join(Root(), "hack/kustomize.sh"), out)
-	cmd.Env = append(os.Environ(), "HELM="+path)
-	said, err := cmd.CombinedOutput()
-	check.Require(t, err == nil, "hack/kustomize.sh: %v: %s", err, said)
+	cmd.Env = append(os.Environ(), "HELM="+check.Value(helm())(t))
+	check.Run(t, cmd)
 	return out
 }
 

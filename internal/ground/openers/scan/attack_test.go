@@ -289,9 +289,9 @@ func TestAFailedFilesystem(t *testing.T) {
 	at, disk := t.TempDir(), filepath.Join(t.TempDir(), "xfs.img")
 	check.Must(t, os.WriteFile(disk, nil, 0o600))
 	check.Must(t, os.Truncate(disk, 320<<20))
-	run(t, "mkfs.xfs", "-q", disk)
-	run(t, "mount", "-o", "loop", disk, at)
-	t.Cleanup(func() { run(t, "umount", at) })
+	check.Run(t, exec.Command("mkfs.xfs", "-q", disk))
+	check.Run(t, exec.Command("mount", "-o", "loop", disk, at))
+	t.Cleanup(func() { check.Run(t, exec.Command("umount", at)) })
 	path := filepath.Join(at, "disk.img")
 	check.Must(t, os.WriteFile(path, nil, 0o600))
 	image := fileAt(t, path)
@@ -311,12 +311,6 @@ func TestAFailedFilesystem(t *testing.T) {
 }
 
 func imageOf(t *testing.T) (string, File) { return image(t) }
-
-func run(t *testing.T, program string, args ...string) {
-	t.Helper()
-	out, err := exec.Command(program, args...).CombinedOutput()
-	check.Require(t, err == nil, "%s: %v: %s", program, err, out)
-}
 
 // hanging has looks at a file hang until the returned function is called.
 func hanging(s *Scanner, f File) (release func()) {
