@@ -186,7 +186,7 @@ func TestAllRecordsLostUnderASandbox(t *testing.T) {
 	r.said()
 	r.ok(nil, r.unpublish("p1"))
 	r.stage()
-	r.said("unpublish private", "stage-mount kubelet")
+	r.said("unpublish private", "unstage private", "stage-mount kubelet")
 	r.unstage()
 	r.clean()
 }

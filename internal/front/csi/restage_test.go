@@ -2,6 +2,7 @@ package csi
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -140,6 +141,20 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 	r.refused(r.tryStage(stage), codes.InvalidArgument)
 	check.That(t, !r.front.store.HoldsRequest(staging.VolumeID{Driver: driverName, ID: "vol-1"}), "the request is kept with its secrets")
 	r.clean()
+}
+
+// TestDeviceStagedBeforeAReboot: records do not outlive a reboot, the private path does, and the host has the volume next.
+// The driver is asked to unstage the device while nothing is mounted.
+func TestDeviceStagedBeforeAReboot(t *testing.T) {
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+	r.cfg.Policy = &policy.Policy{}
+	r.restart()
+	r.begin("p1")
+	r.said("stage-block private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
+	r.end("p1")
+	r.said("unpublish kubelet", "unstage kubelet")
 }
 
 // TestInterruptedPublishIsUndoneBeforeAnotherWay has a publish as a device end

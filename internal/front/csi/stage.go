@@ -116,19 +116,23 @@ func (s *stageCall) applyPolicy(ctx context.Context) (err error) {
 }
 
 // undoOtherStaging unstages the volume if it is staged as a filesystem and a device is needed now, or the reverse.
-// Without a record, a sandbox may have the device all the same, and the driver must not mount it on the host.
+// Without a record, a sandbox may have the device all the same, and the driver must not mount it on the host. If none
+// has, a device may be staged since before a reboot: asked later to unstage that, under the filesystem, a driver that
+// goes by the volume's id alone would fail, or take the disk away.
 func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 	staged := s.rec.Stage
 	stagedOtherwise := staged != nil && staged.Path == s.w.Path && staged.StagedOtherwise(asDevice)
-	if stagedOtherwise || staged == nil && !asDevice {
-		if err := s.proxy.front.refuseLost(s.id, ""); err != nil {
-			return err
-		}
-	}
-	if !stagedOtherwise {
+	if !stagedOtherwise && (staged != nil || asDevice) {
 		return nil
 	}
-	return s.proxy.stager.Unstage(ctx, &s.rec)
+	if err := s.proxy.front.refuseLost(s.id, ""); err != nil || s.state.PathOnHost {
+		return err
+	}
+	if stagedOtherwise {
+		return s.proxy.stager.Unstage(ctx, &s.rec)
+	}
+	_, err := s.proxy.stager.UnstageDevice(ctx, s.id, s.w.Path)
+	return err
 }
 
 // notBegun is the error of a call that did not ask the driver to stage the volume, which stays
