@@ -185,8 +185,7 @@ func runLife(t *trial, s *suite) {
 	s.check(t, "life-newest", func(t *trial) { // while the dead sandbox's file is still there
 		f.vol.putBack(t, notes)
 		f.statsAreSane(t)
-		var no unsupported
-		if err := f.vol.socketAnswers(t.ctx, f.pod.sandbox.id); !errors.As(err, &no) {
+		if err := f.vol.socketAnswers(t.ctx, f.pod.sandbox.id); !errors.As(err, new(unsupported)) {
 			t.must(err)
 		}
 	}, "life-again", "life-answer", "binding-program")

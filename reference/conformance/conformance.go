@@ -272,11 +272,10 @@ func (s *suite) check(t *trial, name string, test func(*trial), needs ...string)
 	if t.ctx.Err() != nil {
 		return // an interrupt is no fault of the handler
 	}
-	var cannot unsupported
-	switch {
+	switch cannot, is := errors.AsType[unsupported](err); {
 	case err == nil:
 		s.record(name, Pass, "")
-	case errors.As(err, &cannot):
+	case is:
 		s.record(name, Skip, "the handler says that it cannot: "+cannot.reason)
 	default:
 		s.record(name, Fail, err.Error())

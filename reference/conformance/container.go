@@ -197,8 +197,7 @@ func runProgram(ctx context.Context, dir string, cmd *exec.Cmd) (programResult, 
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
-	var exit *exec.ExitError
-	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
 		return programResult{}, fmt.Errorf("%s cannot be run: %w", cmd.Path, err)
 	}
 	if err := ctx.Err(); err != nil {

@@ -290,8 +290,7 @@ func (f *fixture) badArguments(t *trial) {
 		{}, {abi.Stats}, {abi.Stats, "mount"}, {abi.Stats, target, "more"}, {abi.Resize, target}, {abi.Resize, target, "1", "many"},
 		{abi.Resize, target, "-1", "0"}, {abi.Freeze, target}, {abi.Freeze, target, "soon"}, {"no-such-word", target},
 	} {
-		var no unsupported
-		if err := f.vol.wantExit(t.ctx, abi.ExitUsage, words...); !errors.As(err, &no) {
+		if err := f.vol.wantExit(t.ctx, abi.ExitUsage, words...); !errors.As(err, new(unsupported)) {
 			t.must(err)
 		}
 	}

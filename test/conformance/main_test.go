@@ -121,9 +121,8 @@ func (b *bench) run(fs string, args ...string) outcome {
 	cmd.WaitDelay = time.Minute
 	var out, told bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &told
-	var exit *exec.ExitError
 	err := cmd.Run()
-	check.Require(b.t, err == nil || errors.As(err, &exit), "%v", err)
+	check.Require(b.t, err == nil || errors.As(err, new(*exec.ExitError)), "%v", err)
 	o := outcome{code: cmd.ProcessState.ExitCode(), stderr: told.String()}
 	err = json.Unmarshal(out.Bytes(), &o.report)
 	check.Require(b.t, err == nil, "the report: %v\n%s\n%s", err, out.String(), told.String())

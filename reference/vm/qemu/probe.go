@@ -64,8 +64,7 @@ func probe(program string, user uint32, kvm bool) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("the smallest guest did not end within %v: %w", probeTimeout, ctx.Err())
 	}
-	var ended *exec.ExitError
-	if errors.As(err, &ended) && ended.ExitCode() == exit {
+	if ended, is := errors.AsType[*exec.ExitError](err); is && ended.ExitCode() == exit {
 		return nil
 	}
 	return fmt.Errorf("the smallest guest did not run: %w: %.300q", err, out)

@@ -49,8 +49,7 @@ func tool(name string) (string, error) {
 }
 
 func complaints(err error) []byte {
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, is := errors.AsType[*exec.ExitError](err); is {
 		return exit.Stderr
 	}
 	return nil
