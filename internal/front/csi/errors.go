@@ -97,6 +97,12 @@ func noInstruction(w *decision.VolumeRequest) error {
 		"it is mended exclude the volume by a policy rule", w.Path, w.Driver))
 }
 
+func wrongHandler(w *decision.VolumeRequest, has, want string) error {
+	return refusal.WithParty(refusal.PartyDriver, volume.Errorf(volume.Unsupported, "volume %s: the driver %s gave it to the handler %q by the "+
+		"Runtime API, which knows handlers.default alone, and the policy wants %q: the driver must answer what to mount instead, or set "+
+		"handlers.default to %q; until then exclude the volume by a policy rule", w.Path, w.Driver, has, want, want))
+}
+
 func noStats(driver string) error {
 	return status.Errorf(codes.Unimplemented, "driver %s does not report volume stats, and the volume is not deferred", driver)
 }

@@ -113,6 +113,24 @@ func TestNativeDriverThatFailsAfterItCalledTheRuntimeAPI(t *testing.T) {
 	r.end("p1")
 }
 
+// TestNativeDriverThatStagesForAnotherHandler: the Runtime API has no field for the handler, and the pod's sandbox would
+// not find the volume. Nothing is left, not even if the driver does not undo its part at once.
+func TestNativeDriverThatStagesForAnotherHandler(t *testing.T) {
+	r := nativeRig(t)
+	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, Handler: "crust"}}})
+	r.stage()
+	r.driver.published = func() error {
+		r.ok(r.broker.Defer(t.Context(), volume.Instruction{Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4"}))
+		return nil
+	}
+	r.driver.fail("unpublish", status.Error(codes.Unavailable, "not now"))
+	r.refused(r.publish("p1"), codes.Aborted, "not now", "crust")
+	r.driver.fail("unpublish", nil)
+	r.refused(r.publish("p1"), codes.Unimplemented, `"kata"`, `"crust"`, "handlers.default")
+	r.unstage()
+	r.clean()
+}
+
 // TestRepeatedUnpublishOfANativeDriver: the broker has released the volume when the driver
 // fails, and kubelet repeats the call.
 func TestRepeatedUnpublishOfANativeDriver(t *testing.T) {

@@ -155,7 +155,7 @@ func (p *publishCall) checkTarget(ctx context.Context) error {
 	if !p.removing {
 		return refusal.WithParty(refusal.PartyVolume, p.proxy.front.refuseLost(p.id, p.key))
 	}
-	if _, err := p.proxy.volumes.Release(ctx, p.target); err != nil {
+	if err := p.release(ctx); err != nil {
 		return refusal.WithBrokerParty(removalUnfinished(p.target, err))
 	}
 	return nil
@@ -191,6 +191,12 @@ func (p *publishCall) undo(ctx context.Context, cause error, undo func(context.C
 	ctx, cancel := staging.UndoContext(ctx)
 	defer cancel()
 	return refusal.JoinUndo(p.target, cause, undo(ctx))
+}
+
+// release takes the volume from its handler, for which the driver may have staged it.
+func (p *publishCall) release(ctx context.Context) error {
+	_, err := p.proxy.volumes.Release(ctx, p.target)
+	return err
 }
 
 func (p *publishCall) unpublishDevice(ctx context.Context) error {

@@ -84,6 +84,9 @@ func (n *nativePublish) handOver(ctx context.Context, reply *csi.NodePublishVolu
 		if found == nil {
 			return noInstruction(p.w)
 		}
+		if want := p.verdict.Handler; want != "" && found.Handler != want {
+			return p.undo(ctx, wrongHandler(p.w, found.Handler, want), p.release)
+		}
 		_, err = p.mark(found.ReadOnly) // no sandbox starts before this call has ended
 		return err
 	}
