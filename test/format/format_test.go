@@ -143,6 +143,23 @@ func TestDeviceOfAnOddSize(t *testing.T) {
 	r.refused(rig.Loop(t, backing, loopdev.Options{}), backing, "xfs", volume.FormatHost, false, volume.Internal, "mkfs.xfs failed")
 }
 
+// TestLargeSectors: what is read past the page cache, and cleared after a failed mkfs, is whole sectors.
+func TestLargeSectors(t *testing.T) {
+	device, err := loopdev.Attach(rig.Image(t, size), loopdev.Options{SectorSize: 16 << 10})
+	check.Needs(t, err == nil, "a kernel with sectors of 16 KiB")
+	t.Cleanup(func() { check.Must(t, loopdev.Detach(device)) })
+	const mkfsXFS = `$real -b size=16k -s size=16k "$@"`
+	err = check.Err(newFormatter(t, tools(t, "xfs", mkfsXFS+"; exit 1")).prepare(device, "xfs", volume.FormatHost, false))
+	check.Kind(t, err, volume.Internal, "exit code 1")
+	r := newFormatter(t, tools(t, "xfs", mkfsXFS))
+	r.want(true, device, "xfs", volume.FormatHost, false)
+	r.want(false, device, "xfs", volume.FormatDriver, true)
+	fd := openPath(t, device)
+	defer func() { _ = unix.Close(fd) }()
+	check.Must(t, r.f.CheckReplay(t.Context(), mkfs.Request{Device: fd, Volume: "/v", Path: device, FSType: "xfs"}))
+	mounts(t, device, "xfs")
+}
+
 // foreign are the things that may be on a device, and a word of the error.
 func foreign(t *testing.T) map[string]func(backing string) string {
 	bytesAt := func(at int64, data, says string) func(string) string {

@@ -247,6 +247,7 @@ func (j *job) hasMark(m mark) (bool, error) {
 	}
 	defer closeFile(file)
 	size, err := file.Seek(0, io.SeekEnd)
+	grain := grainOf(file)
 	place := extent{start: m.at &^ (grain - 1), length: grain}
 	if err != nil || size < place.start+grain {
 		return false, nil //nolint:nilerr // examine will say what is wrong

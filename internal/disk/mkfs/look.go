@@ -101,7 +101,7 @@ func (d *device) read(file *os.File) (*contents, error) {
 	found := &contents{dataAt: -1, writeProtected: protected != 0}
 	buffer := buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // buffers has nothing else
 	defer buffers.Put(buffer)
-	for _, place := range windows(size) {
+	for _, place := range windows(size, grainOf(file)) {
 		data, err := place.read(file, *buffer, size)
 		if err != nil {
 			return nil, d.errorf(volume.Internal, "cannot be read at byte %d: %w", place.start, err)
@@ -238,9 +238,15 @@ const (
 	gib = int64(1) << 30
 	// window is what is read at the start and at the end.
 	window = mib
-	// grain is how reads are aligned: no smaller than any device's sector.
-	grain = 4 * kib
+	// least is the least that is read.
+	least = 4 * kib
 )
+
+// grainOf is how reads and writes of a device are aligned, past the page cache.
+func grainOf(file *os.File) int64 {
+	sector, _ := unix.IoctlGetInt(int(file.Fd()), unix.BLKSSZGET)
+	return max(least, int64(sector))
+}
 
 // mark is a signature that we look for besides blkid.
 type mark struct {
@@ -273,13 +279,13 @@ func marksOf(size int64) []mark {
 		{"a copy of a btrfs superblock", 256*gib + 64, btrfs},
 		{"crypto_LUKS", 0, []byte("LUKS\xba\xbe")},
 		{"a partition table (GPT)", 512, gpt},
-		{"a partition table (GPT)", grain, gpt},
+		{"a partition table (GPT)", 4 * kib, gpt},
 		{"a partition table (GPT)", size - 512, gpt},
-		{"a partition table (GPT)", size - grain, gpt},
+		{"a partition table (GPT)", size - 4*kib, gpt},
 		{"a boot sector or partition table (MBR)", 510, []byte{0x55, 0xaa}},
 		{"a RAID member (md)", 0, md},
-		{"a RAID member (md)", grain, md},
-		{"a RAID member (md)", (size - 8*kib) &^ (grain - 1), md},
+		{"a RAID member (md)", 4 * kib, md},
+		{"a RAID member (md)", (size - 8*kib) &^ (4*kib - 1), md},
 		{"a RAID member (md)", size&^(64*kib-1) - 64*kib, md},
 	}
 	for sector := range int64(4) {
@@ -311,7 +317,7 @@ type extent struct {
 }
 
 // windows are the parts to read: both ends, and around each mark beyond them.
-func windows(size int64) []extent {
+func windows(size, grain int64) []extent {
 	tail := max(window, (size-window)&^(grain-1))
 	out := []extent{{0, min(size, window), true}}
 	for _, m := range marksOf(size) {
@@ -329,8 +335,8 @@ func windows(size int64) []extent {
 // read reads the extent into an aligned buffer that is large enough. Less than the whole of it is an error.
 func (e extent) read(file *os.File, buffer []byte, size int64) ([]byte, error) {
 	want := min(e.length, size-e.start)
-	// The end of a device need not be a multiple of our grain; its end ends the read.
-	ask := min((want+grain-1)&^(grain-1), int64(len(buffer)))
+	// The end of a device need not be a multiple of it; its end ends the read.
+	ask := min((want+least-1)&^(least-1), int64(len(buffer)))
 	n, err := file.ReadAt(buffer[:ask], e.start)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err

@@ -173,7 +173,7 @@ func (j *job) clear(ctx context.Context, uuid string) error {
 		return err
 	}
 	buffer := superblock.Aligned(window)
-	for _, e := range windows(size) {
+	for _, e := range windows(size, grainOf(file)) {
 		if err := clearExtent(file, e, buffer, size); err != nil {
 			return err
 		}
@@ -187,6 +187,7 @@ func clearExtent(file *os.File, e extent, buffer []byte, size int64) error {
 	if err != nil {
 		return err
 	}
+	grain := grainOf(file)
 	for at := int64(0); at < int64(len(data)); at += grain {
 		piece := data[at:min(at+grain, int64(len(data)))]
 		if len(bytes.TrimLeft(piece, "\x00")) == 0 {

@@ -13,6 +13,7 @@ import (
 	"io"
 	"math"
 	"strconv"
+	"syscall"
 	"time"
 	"unsafe"
 )
@@ -61,7 +62,7 @@ type Error struct {
 	Function string
 }
 
-// Read reads the superblock of a filesystem of fsType. It makes at most three reads, each aligned to 4 KiB, so that
+// Read reads the superblock of a filesystem of fsType. It makes at most three reads, each of whole sectors, so that
 // device may be open with O_DIRECT; only a log of xfs is not looked at here (see XFSLogDirty).
 func Read(device io.ReaderAt, fsType string) (*Super, error) {
 	switch fsType {
@@ -116,12 +117,21 @@ func (e *Errors) Words() string {
 	return text + ": run e2fsck while no pod has the volume"
 }
 
-const pageSize = 4096
+const (
+	pageSize      = 4096
+	largestSector = 64 << 10 // BLK_MAX_BLOCK_SIZE of the kernel's <linux/blkdev.h>
+)
 
 // page reads the aligned 4 KiB that begin at start. A device may be shorter, as long as it holds need bytes of them.
 func page(device io.ReaderAt, start int64, need int) ([]byte, error) {
 	raw := Aligned(pageSize)
 	n, err := device.ReadAt(raw, start)
+	if errors.Is(err, syscall.EINVAL) { // it is open with O_DIRECT, and has larger sectors
+		raw = Aligned(largestSector)
+		skip := start % largestSector
+		n, err = device.ReadAt(raw, start-skip)
+		raw, n = raw[skip:], n-int(skip)
+	}
 	if n >= need {
 		return raw[:n], nil
 	}
