@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -72,6 +73,46 @@ func TestSandboxKeepsTheDevice(t *testing.T) {
 	r.said()
 	delete(r.broker.bound, r.target("p1"))
 	r.end("p1")
+}
+
+// TestUnpublishOfAPodThatNeverHadTheVolume: a driver that goes by the volume's id would take it from the pod that has it.
+// What the driver may have published, it is asked to unpublish, also if the records are lost.
+func TestUnpublishOfAPodThatNeverHadTheVolume(t *testing.T) {
+	for name, c := range map[string]struct {
+		make   func(r *rig, target string) error
+		asked  bool
+		native bool
+	}{
+		"nothing there":                    {make: func(*rig, string) error { return nil }},
+		"a directory":                      {make: func(_ *rig, target string) error { return os.Mkdir(target, 0o750) }},
+		"a directory with something in it": {make: func(_ *rig, target string) error { return os.MkdirAll(target+"/x", 0o750) }, asked: true},
+		"a file, as of a raw device":       {make: func(_ *rig, target string) error { return os.WriteFile(target, nil, 0o600) }, asked: true},
+		"a link":                           {make: func(_ *rig, target string) error { return os.Symlink("/", target) }, asked: true},
+		"not readable": {make: func(_ *rig, target string) error { // ENOTDIR
+			return errors.Join(os.Remove(filepath.Dir(target)), os.WriteFile(filepath.Dir(target), nil, 0o600))
+		}, asked: true},
+		"a mount": {make: func(r *rig, target string) error { r.mounted(target); return nil }, asked: true},
+		"a raw device on record": {make: func(r *rig, target string) error {
+			return r.front.store.Records.Put(staging.Record{VolumeID: staging.VolumeID{Driver: driverName, ID: "vol-1"}, Raw: map[string]bool{target: true}})
+		}, asked: true},
+		"a driver that defers by itself": {make: func(*rig, string) error { return nil }, asked: true, native: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, deferAll)
+			if c.native {
+				r = nativeRig(t)
+			}
+			r.begin("p1")
+			r.refused(r.publish("p2"), codes.FailedPrecondition, "one sandbox")
+			r.ok(nil, os.MkdirAll(filepath.Dir(r.target("p2")), 0o750))
+			r.ok(nil, c.make(r, r.target("p2")))
+			r.driver.said()
+			_ = r.unpublish("p2")
+			asked := r.driver.said()
+			check.Equal(t, len(asked) > 0, c.asked, "the driver was asked for %q", asked)
+			check.That(t, c.asked || check.Err(os.Lstat(r.target("p2"))) != nil, "the target is left")
+		})
+	}
 }
 
 func TestLostRecordsAreNoObstacle(t *testing.T) {

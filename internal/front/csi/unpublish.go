@@ -110,18 +110,34 @@ func (u *unpublishCall) askDriver(ctx context.Context, released *volume.Volume) 
 		if err := u.proxy.driver.UnpublishDeferred(ctx, u.id.ID, u.target); err != nil {
 			return nil, err
 		}
-	case u.asDevice && (released != nil || u.proxy.private.RemoveEmptyTarget(u.target)):
+	case released != nil && u.asDevice:
+	case (u.asDevice || u.neverHad(released)) && u.proxy.private.RemoveEmptyTarget(u.target):
 	default:
 		return u.forward(ctx)
 	}
 	return proto.Marshal(&csi.NodeUnpublishVolumeResponse{})
 }
 
+// neverHad reports whether the pod never had the volume, which sandboxes of others have as a device: a driver that goes
+// by the volume's id would take that from them. While they have it, it is published in no other way, except as a raw
+// device that is only read. That is on record, or shows at the target, as does what was published before the front came.
+func (u *unpublishCall) neverHad(released *volume.Volume) bool {
+	asDevice := func(other deferral.Status) bool { return other.Origin.Way == volume.WayBlock }
+	return released == nil && !u.onRecord() && staging.IsUnpublished(u.target) &&
+		slices.ContainsFunc(u.proxy.volumes.OfOrigin(u.id.Driver, u.id.ID), asDevice)
+}
+
+// onRecord reports whether the target is in the record of the volume.
+func (u *unpublishCall) onRecord() bool {
+	_, raw := u.rec.Raw[u.target]
+	return raw || slices.Contains(u.rec.OnHost, u.target) || slices.Contains(u.rec.Uncertain, u.target)
+}
+
 // forgetTarget removes the target from the record of the volume. The driver has unpublished it: a record that cannot be
 // written does not keep the pod from ending, and a restart drops targets whose directories have gone.
 func (u *unpublishCall) forgetTarget() {
 	rec := &u.rec
-	if _, raw := rec.Raw[u.target]; !raw && !slices.Contains(rec.OnHost, u.target) && !slices.Contains(rec.Uncertain, u.target) {
+	if !u.onRecord() {
 		return
 	}
 	delete(rec.Raw, u.target)
