@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
+	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -118,7 +119,7 @@ func (r *Rules) alignWithOtherPods(req *VolumeRequest, state *State, pod *PodCon
 		return verdict, nil
 	}
 	if req.Requested || pod != nil || (deferred && state.Elsewhere[0].Origin.Rule == policy.RuleRequested) {
-		return verdict, refusal.WithParty(refusal.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder()))
+		return verdict, refusal.WithParty(refusal.PartyVolume, publishedOtherwise(req, &verdict, deferred, state.firstHolder(req)))
 	}
 	if deferred {
 		return r.kept(&state.Elsewhere[0]), nil
@@ -127,22 +128,27 @@ func (r *Rules) alignWithOtherPods(req *VolumeRequest, state *State, pod *PodCon
 }
 
 // firstHolder names the first of the other pods that have the volume.
-func (s *State) firstHolder() string {
+func (s *State) firstHolder(req *VolumeRequest) string {
 	if len(s.Elsewhere) > 0 {
-		return holder(&s.Elsewhere[0])
+		return holder(req, &s.Elsewhere[0])
 	}
 	return s.Holder(s.OnHost[0])
 }
 
-// holder is the pod that has a volume, where that is known, else the target.
-func holder(status *deferral.Status) string {
+// holder is the pod that has a volume, where that is known, else the target. A pod of a StatefulSet that was deleted by
+// force has the name of the one that the request is for.
+func holder(req *VolumeRequest, status *deferral.Status) string {
 	if status.Held != nil {
 		free := *status
 		free.Held = nil
-		return holder(&free) + ", whose device is still open in " + status.Held.Processes
+		return holder(req, &free) + ", whose device is still open in " + status.Held.Processes
 	}
 	if csi := status.Origin; csi != nil && csi.PodName != "" {
-		return PodText(csi.PodNamespace, csi.PodName)
+		text := PodText(csi.PodNamespace, csi.PodName)
+		if csi.PodNamespace == req.PodNamespace && csi.PodName == req.PodName {
+			text += ", another one of this name with the UID " + kubelet.PodOf(status.Target)
+		}
+		return text
 	}
 	return status.Target
 }
@@ -232,14 +238,14 @@ func CheckSecondWriter(req *VolumeRequest, state *State, pod *PodContext) error 
 	}
 	// kubelet tells a driver of the claim's readOnly only, not of the containers'.
 	couldShare := !req.ReadOnly && pod != nil && pod.Volume != nil && pod.Volume.ReadOnlyMounts
-	return refusal.WithParty(refusal.PartyVolume, secondWriter(req, holder(other), couldShare))
+	return refusal.WithParty(refusal.PartyVolume, secondWriter(req, holder(req, other), couldShare))
 }
 
 // CheckRawDevice refuses to publish a volume as a raw device while a sandbox has its
 // filesystem: a second persistent volume may name the same volume.
 func CheckRawDevice(req *VolumeRequest, elsewhere []deferral.Status) error {
 	if other := conflicting(req.ReadOnly, elsewhere); other != nil {
-		return refusal.WithParty(refusal.PartyVolume, rawBesideSandbox(req, holder(other)))
+		return refusal.WithParty(refusal.PartyVolume, rawBesideSandbox(req, holder(req, other)))
 	}
 	return nil
 }

@@ -73,7 +73,7 @@ func contextOf(t *testing.T, pod Pod) *PodContext {
 // deferredFor is the volume, deferred for another pod.
 func deferredFor(pod string, readOnly bool) deferral.Status {
 	return deferral.Status{Volume: &volume.Volume{
-		Target: "/pods/p2/data", Driver: driver, Handler: "kata", ReadOnly: readOnly,
+		Target: "/pods/p2/volumes/data", Driver: driver, Handler: "kata", ReadOnly: readOnly,
 		Origin: &volume.Origin{VolumeID: volumeID, Rule: `rule "kata"`, Way: volume.WayBlock, PodNamespace: "ns", PodName: pod},
 	}}
 }
@@ -200,7 +200,7 @@ func TestPublishWithoutPodFollowsOtherPods(t *testing.T) {
 	asked.Requested = true
 	refused(t, check.Err(none.Publish(asked, onHost, nil)), volume.InUse, refusal.PartyVolume, policy.RuleRequested, "/other")
 	elsewhere.Elsewhere[0].Origin.Rule = policy.RuleRequested
-	refused(t, check.Err(none.Publish(request(nil), elsewhere, nil)), volume.InUse, refusal.PartyVolume, "/pods/p2/data")
+	refused(t, check.Err(none.Publish(request(nil), elsewhere, nil)), volume.InUse, refusal.PartyVolume, "/pods/p2/volumes/data")
 }
 
 func TestVolumesThatPodsHaveKeepTheirVerdict(t *testing.T) {
@@ -313,10 +313,15 @@ func TestSecondOwners(t *testing.T) {
 		check.That(t, (raw == nil) == (err == nil), "%s: as a raw device %v", name, raw)
 		check.That(t, name != "a writer and a reader" || !strings.Contains(err.Error(), "readOnly"), "a writer is told to read only: %v", err)
 		if c.want != "" {
-			refused(t, err, volume.InUse, refusal.PartyVolume, c.want, "wait until the other pod is gone")
+			refused(t, err, volume.InUse, refusal.PartyVolume, c.want, "wait until the other pod is gone", "strategy: Recreate")
 			refused(t, raw, volume.InUse, refusal.PartyVolume, "raw device", "the pod ns/db-0")
 		}
 	}
+	again := request(func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeContext = map[string]string{PodNamespaceKey: "ns", PodNameKey: "db-0"}
+	})
+	err := CheckSecondWriter(again, &State{Elsewhere: []deferral.Status{deferredFor("db-0", false)}}, nil)
+	refused(t, err, volume.InUse, refusal.PartyVolume, "the pod ns/db-0, another one of this name with the UID p2:")
 }
 
 func TestGroups(t *testing.T) {

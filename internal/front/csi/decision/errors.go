@@ -82,7 +82,7 @@ func noSubPaths(req *VolumeRequest, verdict *policy.Verdict, subPath string) err
 
 func publishedOtherwise(req *VolumeRequest, verdict *policy.Verdict, deferred bool, holder string) error {
 	return volume.Errorf(volume.InUse, "volume %s: it is to be %s (%s), and the volume is %s for %s: "+
-		"it can be published in one way at a time; wait until the other pod is gone", req.Path, deferredOrNot(verdict.Defer),
+		"it can be published in one way at a time; "+refusal.WaitForIt, req.Path, deferredOrNot(verdict.Defer),
 		verdict.Rule, deferredOrNot(deferred), holder)
 }
 
@@ -104,17 +104,17 @@ func secondWriter(req *VolumeRequest, holder string, couldShare bool) error {
 			"of each pod that only reads, then several pods can share it"
 	}
 	return volume.Errorf(volume.InUse, "volume %s: the volume is published for %s: one sandbox can "+
-		"have it read-write, or several read-only; wait until the other pod is gone%s", req.Path, holder, advice)
+		"have it read-write, or several read-only; "+refusal.WaitForIt+"%s", req.Path, holder, advice)
 }
 
 func rawBesideSandbox(req *VolumeRequest, holder string) error {
 	return volume.Errorf(volume.InUse, "volume %s: it is asked for as a raw device, and %s has the "+
-		"volume's filesystem in its sandbox: a device can have one read-write owner; wait until the other pod is gone", req.Path, holder)
+		"volume's filesystem in its sandbox: a device can have one read-write owner; "+refusal.WaitForIt, req.Path, holder)
 }
 
 func sandboxBesideRaw(req *VolumeRequest, holder string) error {
 	return volume.Errorf(volume.InUse, "volume %s: the volume is published as a raw device for %s: a device can have one read-write "+
-		"owner; wait until the other pod is gone", req.Path, holder)
+		"owner; "+refusal.WaitForIt, req.Path, holder)
 }
 
 func anotherVolume(v *volume.Volume, driver, volumeID string) error {

@@ -12,7 +12,7 @@ import (
 const (
 	DeletePod = "delete its pod"
 	EndVM     = "if that is the VM of a pod that has gone, end the VM (`crustctl end`; never only its shim), and repeat"
-	waitForIt = "wait until the other pod is gone"
+	WaitForIt = "wait until the other pod is gone (a Deployment needs strategy: Recreate for that)"
 )
 
 // WithAdvice adds to an error of the broker what to do about it. It is harmless to call it twice.
@@ -26,7 +26,7 @@ func WithAdvice(err error) error {
 	case held:
 		advice = EndVM
 	case owned:
-		advice = waitForIt
+		advice = WaitForIt
 	}
 	if advice == "" || strings.Contains(err.Error(), advice) {
 		return err

@@ -13,7 +13,7 @@ import (
 // TestAdvice: each typed error of the core gets its advice once, and keeps its kind and its type.
 func TestAdvice(t *testing.T) {
 	for want, cause := range map[string]error{
-		DeletePod: claim.ErrLost, EndVM: &claim.HeldError{}, waitForIt: &claim.OwnedError{Target: "/t"}, "": errors.New("another"),
+		DeletePod: claim.ErrLost, EndVM: &claim.HeldError{}, WaitForIt: &claim.OwnedError{Target: "/t"}, "": errors.New("another"),
 	} {
 		err := volume.Errorf(volume.InUse, "volume /v: %w", cause)
 		got := WithBrokerParty(WithAdvice(err))
