@@ -53,14 +53,11 @@ func (s *server) GetVolumeStats(_ context.Context, req *handlerv1.GetVolumeStats
 	}
 	out := &handlerv1.GetVolumeStatsResponse{SandboxId: sandbox}
 	for _, u := range reply.Usage {
-		unit := runtimev1.VolumeUsage_BYTES
-		if u.Unit == abi.UnitInodes {
-			unit = runtimev1.VolumeUsage_INODES
-		}
+		unit := runtimev1.VolumeUsage_Unit(runtimev1.VolumeUsage_Unit_value[u.Unit])
 		out.Usage = append(out.Usage, &runtimev1.VolumeUsage{Available: u.Available, Total: u.Total, Used: u.Used, Unit: unit})
 	}
-	out.VolumeCondition = &runtimev1.VolumeCondition{
-		Abnormal: reply.Condition.Abnormal, Message: reply.Condition.Message, Reason: reply.Condition.Reason,
+	if c := reply.Condition; c != nil {
+		out.VolumeCondition = &runtimev1.VolumeCondition{Abnormal: c.Abnormal, Message: c.Message, Reason: c.Reason}
 	}
 	return out, nil
 }

@@ -23,6 +23,22 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
 
+// other answers with a unit that this version does not know, and without a condition.
+type other struct{ handler.Volumes }
+
+func (other) Stats(string) (abi.StatsReply, string, error) {
+	return abi.StatsReply{Usage: []abi.Usage{{Unit: "TREES"}, {Unit: abi.UnitBytes}, {Unit: abi.UnitInodes}}}, "sb", nil
+}
+
+func TestStatsOfOthers(t *testing.T) {
+	reply := check.Value((&server{volumes: other{}}).GetVolumeStats(t.Context(), nil))(t)
+	var units []string
+	for _, u := range reply.GetUsage() {
+		units = append(units, u.GetUnit().String())
+	}
+	check.That(t, slices.Equal(units, []string{"UNKNOWN", "BYTES", "INODES"}) && reply.GetVolumeCondition() == nil, "it answers %v", reply)
+}
+
 // slow are volumes whose freeze takes longer than its caller waits.
 type slow struct {
 	handler.Volumes
