@@ -295,6 +295,7 @@ func (x *NodeUnpublishVolumeRequestFields) GetDeferFsOps() bool {
 type NodeGetVolumeStatsRequestFields struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// defer_fs_ops tells the driver that the volume was published deferred.
+	// crust-proxy never sends it: it answers for deferred volumes itself.
 	DeferFsOps    bool `protobuf:"varint,4,opt,name=defer_fs_ops,json=deferFsOps,proto3" json:"defer_fs_ops,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
