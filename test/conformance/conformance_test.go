@@ -235,6 +235,9 @@ func TestWrongHandlers(t *testing.T) {
 			`if [ "$1 $2" = "crust resize" ] && [ "$4" = 603979776 ]; then echo '{"capacity_bytes":603979776}'; exit 0; fi`,
 			"resize", []string{"resize-online"},
 		},
+		"takes the limit for the filesystem's": {
+			`if [ "$1 $2 $5" = "crust resize 469762048" ]; then set -- crust resize "$3" 0 0; fi`, "resize", []string{"resize-limit"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -46,9 +46,9 @@ type HandlerClient interface {
 	// GetVolumeStats measures the mounted filesystem now; nothing is remembered.
 	GetVolumeStats(ctx context.Context, in *GetVolumeStatsRequest, opts ...grpc.CallOption) (*GetVolumeStatsResponse, error)
 	// ResizeVolume grows the mounted filesystem to its device, which must have
-	// been grown before. It answers OUT_OF_RANGE where the device is smaller than
-	// required, or the filesystem larger than the limit. A filesystem that has the
-	// size already is a success.
+	// been grown before. It answers OUT_OF_RANGE, and changes nothing, where the
+	// device is smaller than required or larger than the limit. A filesystem that
+	// fills its device already is a success.
 	ResizeVolume(ctx context.Context, in *ResizeVolumeRequest, opts ...grpc.CallOption) (*ResizeVolumeResponse, error)
 	// FreezeVolume brings the filesystem to a consistent state on the device and
 	// holds all writes until ThawVolume, or until the timeout is over, whatever
@@ -121,9 +121,9 @@ type HandlerServer interface {
 	// GetVolumeStats measures the mounted filesystem now; nothing is remembered.
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
 	// ResizeVolume grows the mounted filesystem to its device, which must have
-	// been grown before. It answers OUT_OF_RANGE where the device is smaller than
-	// required, or the filesystem larger than the limit. A filesystem that has the
-	// size already is a success.
+	// been grown before. It answers OUT_OF_RANGE, and changes nothing, where the
+	// device is smaller than required or larger than the limit. A filesystem that
+	// fills its device already is a success.
 	ResizeVolume(context.Context, *ResizeVolumeRequest) (*ResizeVolumeResponse, error)
 	// FreezeVolume brings the filesystem to a consistent state on the device and
 	// holds all writes until ThawVolume, or until the timeout is over, whatever
