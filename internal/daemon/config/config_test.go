@@ -288,19 +288,20 @@ func TestWarnings(t *testing.T) {
 	for file, want := range map[string]string{
 		"":             "",
 		always:         "front.enabled is false",
-		front + always: "",
+		front + always: "the fsGroup of pods has no effect",
 		front + rule:   `policy.rules[0] ("a").runtimeHandlers: no pod is known here`,
 		front + "policy: {rules: [{name: a, needs: [subPath], defer: false}]}":           `policy.rules[0] ("a").needs: no pod is known here`,
 		front + "policy: {rules: [{name: a, storageClasses: [x], defer: false}]}":        `.storageClasses: no pod is known here`,
 		front + "policy: {rules: [{name: a, namespaces: [x], defer: false}]}":            `.namespaces: no pod is known here`,
 		front + cluster + "policy: {rules: [{name: a, needs: [fsGroup], defer: false}]}": "",
-		front + cluster + rule:                            "",
-		"reconcileInterval: 0s":                           "reconcileInterval: 0 is never",
-		"reconcileInterval: 6m":                           "CrustProxyRepairsFail",
-		"containerd: {socket: ''}":                        "handlers.kata: sandboxes of runtime-rs are not found",
-		"containerd: {namespace: k8s.io}":                 "", // older files have it
-		"containerd: {namespace: moby}":                   "containerd.namespace: it has no effect",
-		"front: {privateDir: /var/lib/kubelet/plugins/x}": "front.privateDir: it is not below",
+		front + cluster + rule:                               "",
+		front + "policy: {rules: [{name: a, defer: false}]}": "",
+		"reconcileInterval: 0s":                              "reconcileInterval: 0 is never",
+		"reconcileInterval: 6m":                              "CrustProxyRepairsFail",
+		"containerd: {socket: ''}":                           "handlers.kata: sandboxes of runtime-rs are not found",
+		"containerd: {namespace: k8s.io}":                    "", // older files have it
+		"containerd: {namespace: moby}":                      "containerd.namespace: it has no effect",
+		"front: {privateDir: /var/lib/kubelet/plugins/x}":    "front.privateDir: it is not below",
 	} {
 		got := strings.Join(check.Value(load(t, file))(t).Warnings(), "\n")
 		check.That(t, (want == "") == (got == "") && strings.Contains(got, want), "%s\ngot %q\nwant %q", file, got, want)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
+	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
@@ -234,6 +235,10 @@ func (c Config) Warnings() (lines []string) {
 	}
 	if c.Cluster.On() {
 		return lines
+	}
+	if slices.ContainsFunc(c.Policy.Rules, func(r policy.Rule) bool { return r.Defer }) {
+		lines = append(lines, "policy.rules: no pod is known here, so that the fsGroup of pods has no effect on deferred volumes, unless their driver "+
+			"has VOLUME_MOUNT_GROUP: set cluster.kubeconfig or cluster.inCluster")
 	}
 	for i, rule := range c.Policy.Rules {
 		for _, key := range rule.ByPod() {
