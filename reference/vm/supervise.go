@@ -71,10 +71,7 @@ func supervise(cfg Config, id, bundle string, shim process.Process, ready io.Wri
 	ctx = s.whileAnswering(ctx)
 	why := s.watch(ctx)
 	s.requestStop()
-	select {
-	case <-s.machine.Done():
-	case <-s.guest.Done():
-	default:
+	if !sys.IsClosed(s.machine.Done()) && !sys.IsClosed(s.guest.Done()) {
 		s.shutdownGuest(ctx)
 	}
 	return why

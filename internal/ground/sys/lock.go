@@ -125,6 +125,16 @@ func UntilInterrupted() (context.Context, context.CancelFunc) {
 	return hung, func() { stopHung(); stop() }
 }
 
+// IsClosed reports whether a channel is closed into which nothing is sent.
+func IsClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // Wake leaves one message in a channel that has room for one. It never blocks.
 func Wake(c chan<- struct{}) {
 	select {

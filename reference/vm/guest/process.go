@@ -103,14 +103,7 @@ func exitCode(status syscall.WaitStatus) uint32 {
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
 
-func (p *process) ended() bool {
-	select {
-	case <-p.done:
-		return true
-	default:
-		return false
-	}
-}
+func (p *process) ended() bool { return sys.IsClosed(p.done) }
 
 // execute makes the process execute the workload. own is the container's own process, whose
 // root directory has the container's terminals.
@@ -187,12 +180,10 @@ func (p *process) waitOpened(ctx context.Context) error {
 		return ctx.Err()
 	case <-p.done:
 	}
-	select {
-	case <-p.opened:
-		return nil
-	default:
+	if !sys.IsClosed(p.opened) {
 		return fmt.Errorf("the terminal was never opened: %w", errState)
 	}
+	return nil
 }
 
 func (p *process) signal(signal syscall.Signal) error {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 )
 
 // child is a process that the kernel kills when this process ends.
@@ -47,17 +49,7 @@ func startChild(cmd *exec.Cmd) (*child, error) {
 }
 
 // hasEnded reports whether it has ended. A nil child was never started.
-func (c *child) hasEnded() bool {
-	if c == nil {
-		return false
-	}
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
-}
+func (c *child) hasEnded() bool { return c != nil && sys.IsClosed(c.done) }
 
 // killTimeout bounds the wait for virtiofsd, which hangs when a filesystem that it serves does.
 const killTimeout = 10 * time.Second
