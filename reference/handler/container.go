@@ -109,6 +109,11 @@ func OpenDevice(info abi.Info) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("the device %s cannot be opened: %w", info.Device, err)
 	}
+	return checked(fd, info)
+}
+
+// checked returns the descriptor if it is of the volume's device, and else closes it.
+func checked(fd int, info abi.Info) (int, error) {
 	if err := checkDevice(fd, info); err != nil {
 		_ = unix.Close(fd)
 		return -1, err
@@ -153,17 +158,7 @@ func RefuseMounted(info abi.Info) error {
 }
 
 // ClaimDevice is OpenDevice for writing. Nobody else can mount or claim the device while the descriptor is open.
-func ClaimDevice(info abi.Info) (int, error) {
-	fd, err := claim(info, unix.O_RDWR)
-	if err != nil {
-		return -1, err
-	}
-	if err := checkDevice(fd, info); err != nil {
-		_ = unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
-}
+func ClaimDevice(info abi.Info) (int, error) { return claim(info, unix.O_RDWR) }
 
 func claim(info abi.Info, mode int) (fd int, err error) {
 	for until := time.Now().Add(busyTime); ; time.Sleep(busyPoll) {
@@ -179,5 +174,5 @@ func claim(info abi.Info, mode int) (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("the device %s cannot be claimed: %w", info.Device, err)
 	}
-	return fd, nil
+	return checked(fd, info)
 }
