@@ -48,17 +48,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	if slices.Equal(args[1:], []string{"--version"}) {
 		return printVersions(path, stdout, stderr)
 	}
-	if creates {
-		c := &creator{cfg: cfg, runtime: path, in: in, report: report}
-		if err := c.prepare(); err != nil {
-			report.Fail(err)
-			return 1
-		}
+	switch {
+	case creates:
+		err = (&creator{cfg: cfg, runtime: path, in: in, report: report}).prepare()
+	case in.Command == "delete":
+		err = endUnstarted(path, in)
 	}
-	if in.Command == "delete" {
-		if err := endUnstarted(path, in); err != nil {
-			report.Warn(err.Error())
-		}
+	if err != nil {
+		report.Fail(err)
+		return 1
 	}
 	// runc keeps the PID, descriptors, terminal and signals of this process.
 	err = syscall.Exec(path, append([]string{path}, args[1:]...), os.Environ()) //nolint:gosec // the operator's runc
