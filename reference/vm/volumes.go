@@ -143,6 +143,9 @@ func (v *volumes) unplug(ctx context.Context, name string, a *attachedVolume) er
 	if err != nil && status.Code(err) != codes.NotFound {
 		return err
 	}
+	v.mu.Lock()
+	a.mounted = false // a container that mounts it later has its disk plugged in again
+	v.mu.Unlock()
 	if err := v.machine.Unplug(ctx, a.disk); err != nil {
 		return err
 	}
