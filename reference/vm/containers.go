@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
@@ -15,6 +16,9 @@ import (
 func (s *sandbox) createContainer(ctx context.Context, id, bundle string) (warnings []string, err error) {
 	s.changing.Lock()
 	defer s.changing.Unlock()
+	if sys.IsClosed(s.stop) { // the guest ends those that it has by now
+		return nil, errors.New("the sandbox is ending")
+	}
 	spec, err := readSpec(bundle)
 	if err != nil {
 		return nil, err

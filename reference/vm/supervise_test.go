@@ -168,6 +168,13 @@ func TestAGuestThatKeepsAnExec(t *testing.T) {
 	}
 }
 
+// TestContainerOfAnEndingSandbox is refused: nobody would end it before its volumes are unplugged.
+func TestContainerOfAnEndingSandbox(t *testing.T) {
+	c := &controlServer{sandbox: &sandbox{stop: make(chan struct{})}}
+	check.Value(c.EndSandbox(t.Context(), new(wire.EndSandboxRequest)))(t)
+	check.Fails(t, check.Err(c.AddContainer(t.Context(), new(wire.AddContainerRequest))), "the sandbox is ending")
+}
+
 // TestTrialOfKVM: what a killed supervisor has left is no result, nor is a trial that took too long.
 func TestTrialOfKVM(t *testing.T) {
 	slow := filepath.Join(t.TempDir(), "qemu")
