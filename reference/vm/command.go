@@ -158,7 +158,7 @@ func (c *command) createContainer(id, bundle, sandbox string, spec *specs.Spec) 
 	}
 	// With the record, a container that is only half created when this process is killed can be deleted.
 	r := &record{ID: id, Sandbox: sandbox, Bundle: bundle, Group: cgroup.Path(spec.Linux.CgroupsPath)}
-	if err := c.cfg.writeRecord(r); err != nil {
+	if err := c.cfg.createRecord(r); err != nil {
 		return err
 	}
 	reply, err := call(dir, (*supervisor).AddContainer, &wire.AddContainerRequest{Container: id, Bundle: bundle})

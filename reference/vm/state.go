@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -74,8 +75,13 @@ func readJSON[T any](file string) (*T, error) {
 	return into, json.Unmarshal(raw, into)
 }
 
+// createRecord fails if the container has a record: another command creates it.
+func (c Config) createRecord(r *record) error { return c.putRecord(r, os.Link) }
+
 // writeRecord replaces the record atomically.
-func (c Config) writeRecord(r *record) error {
+func (c Config) writeRecord(r *record) error { return c.putRecord(r, os.Rename) }
+
+func (c Config) putRecord(r *record, put func(temp, file string) error) error {
 	dir := c.sandbox(r.Sandbox)
 	if err := os.Mkdir(dir.records(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("sandbox %s: %w", r.Sandbox, err)
@@ -84,11 +90,11 @@ func (c Config) writeRecord(r *record) error {
 	if err != nil {
 		return err
 	}
-	temp := dir.file("." + r.ID)
+	temp := dir.file("." + r.ID + "." + strconv.Itoa(os.Getpid()))
 	if err := os.WriteFile(temp, raw, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(temp, filepath.Join(dir.records(), r.ID))
+	return errors.Join(put(temp, filepath.Join(dir.records(), r.ID)), remove(temp))
 }
 
 // deleteRecord removes the record and the control group of a container.

@@ -63,7 +63,8 @@ func TestRecords(t *testing.T) {
 	process, cmd := sleeper(t)
 	r := &record{ID: "c1", Sandbox: "sb", Bundle: "/b", Process: process}
 	check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
-	check.Must(t, cfg.writeRecord(r))
+	check.Must(t, cfg.createRecord(r))
+	check.Is(t, cfg.createRecord(&record{ID: "c1", Sandbox: "sb", Bundle: "/other"}), os.ErrExist) // two creates at once
 	check.Must(t, os.WriteFile(cfg.StateDir+"/a-stray-file", nil, 0o600))
 	found := check.Value(cfg.findRecord("c1"))(t)
 	check.That(t, *found == *r && found.status() == "created" && !found.isSandbox(), "%+v", found)
@@ -71,6 +72,8 @@ func TestRecords(t *testing.T) {
 	check.Must(t, cfg.writeRecord(r))
 	found, err := cfg.findRecord("c1")
 	check.That(t, err == nil && found.status() == "running", "%+v, %v", found, err)
+	left := check.Value(os.ReadDir(string(cfg.sandbox("sb"))))(t)
+	check.That(t, len(left) == 1, "beside the records: %v", left)
 	check.Must(t, cmd.Process.Kill())
 	check.Eventually(t, "it is stopped", func() bool { return found.status() == "stopped" })
 	check.Must(t, cfg.deleteRecord(r))
