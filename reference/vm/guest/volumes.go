@@ -112,12 +112,12 @@ func infoOf(req *wire.AddVolumeRequest, device string) abi.Info {
 
 // mountVolume mounts the filesystem. It appears in volumesDir once containers can use it.
 func mountVolume(ctx context.Context, name string, info abi.Info, reply *wire.AddVolumeResponse) error {
-	device, err := openDisk(info)
+	device, err := os.Open(info.Device) // for reading: a kernel can refuse to mount what is open for writing
 	if err != nil {
 		return err
 	}
-	defer sys.CloseFD(device)
-	mount, err := fsmount.Ready(ctx, info, device, func(text string) { reply.Warning = wire.Text(text) })
+	defer func() { _ = device.Close() }()
+	mount, err := fsmount.Ready(ctx, info, int(device.Fd()), func(text string) { reply.Warning = wire.Text(text) })
 	if err != nil {
 		return err
 	}
@@ -126,18 +126,6 @@ func mountVolume(ctx context.Context, name string, info abi.Info, reply *wire.Ad
 		return err
 	}
 	return unix.MoveMount(mount, "", unix.AT_FDCWD, volumePath(name), unix.MOVE_MOUNT_F_EMPTY_PATH)
-}
-
-func openDisk(info abi.Info) (int, error) {
-	mode := unix.O_RDWR
-	if info.ReadOnly() {
-		mode = unix.O_RDONLY
-	}
-	fd, err := unix.Open(info.Device, mode|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("open the disk: %w", err)
-	}
-	return fd, nil
 }
 
 func (v *volumes) RemoveVolume(ctx context.Context, req *wire.RemoveVolumeRequest) (*wire.Empty, error) {
@@ -271,17 +259,17 @@ func (v *volumes) ResizeVolume(ctx context.Context, req *wire.ResizeVolumeReques
 		if info.ReadOnly() {
 			return fmt.Errorf("the volume is read-only: %w", errUnsupported)
 		}
-		device, err := openDisk(info)
+		device, err := os.Open(info.Device)
 		if err != nil {
 			return err
 		}
-		defer sys.CloseFD(device)
+		defer func() { _ = device.Close() }()
 		waiting, cancel := context.WithTimeout(ctx, sizeTimeout)
 		defer cancel()
-		if err := waitSize(waiting, device, req.GetSizeBytes()); err != nil {
+		if err := waitSize(waiting, int(device.Fd()), req.GetSizeBytes()); err != nil {
 			return err
 		}
-		_, err = fsops.Grow(root, device, req.GetSizeBytes(), 0)
+		_, err = fsops.Grow(root, int(device.Fd()), req.GetSizeBytes(), 0)
 		return err
 	})
 }
