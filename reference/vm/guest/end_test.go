@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -113,4 +115,15 @@ func TestContainerThatIsRemovedWhileItIsCreated(t *testing.T) {
 	check.That(t, errors.Is(<-created, errNotFound), "a container whose volume is gone was created")
 	check.Must(t, <-removed)
 	check.Equal(t, vol.users.Load(), 1, "users of the volume")
+}
+
+// TestVolumeThatIsUnmounted is not the directory on which it was mounted, which is there for a moment.
+func TestVolumeThatIsUnmounted(t *testing.T) {
+	v, dir := newVolumes(), check.Value(os.MkdirTemp("/dev/shm", ""))(t)
+	defer func() { _ = os.Remove(dir) }()
+	name := "../../.." + dir
+	v.byName[name] = new(guestVolume)
+	check.Is(t, check.Err(v.GetVolumeStats(t.Context(), &wire.GetVolumeStatsRequest{Volume: name})), errNotFound)
+	check.Is(t, check.Err((&volumeMount{Path: dir}).open()), errNotFound)
+	check.Must(t, unix.Close(check.Value(openMounted("/proc"))(t)))
 }

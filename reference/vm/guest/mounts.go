@@ -168,7 +168,7 @@ func (o mountOptions) open(m specs.Mount, volume *volumeMount) (int, error) {
 
 // open creates a detached mount of the directory.
 func (v *volumeMount) open() (int, error) {
-	root, err := sys.OpenDir(v.Path)
+	root, err := openMounted(v.Path)
 	if err != nil {
 		return -1, err
 	}

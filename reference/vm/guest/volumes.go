@@ -218,12 +218,30 @@ func (v *volumes) withRoot(name string, f func(root int, info abi.Info) error) e
 	if err != nil {
 		return err
 	}
-	root, err := sys.OpenDir(volumePath(name))
+	root, err := openMounted(volumePath(name))
 	if err != nil {
 		return err
 	}
 	defer sys.CloseFD(root)
 	return f(root, vol.info)
+}
+
+// openMounted opens the root directory of a volume. Between its unmount and its removal, the directory is of the guest's
+// own tmpfs.
+func openMounted(path string) (int, error) {
+	root, err := sys.OpenDir(path)
+	if err != nil {
+		return -1, err
+	}
+	var fs unix.Statfs_t // unlike statx, of a filesystem that has shut down, too
+	err = unix.Fstatfs(root, &fs)
+	if err == nil && fs.Type == unix.TMPFS_MAGIC {
+		err = fmt.Errorf("the volume is not mounted: %w", errNotFound)
+	}
+	if err != nil {
+		return -1, errors.Join(err, unix.Close(root))
+	}
+	return root, nil
 }
 
 func (v *volumes) GetVolumeStats(_ context.Context, req *wire.GetVolumeStatsRequest) (*wire.GetVolumeStatsResponse, error) {
