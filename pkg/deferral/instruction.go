@@ -29,7 +29,7 @@ func Validate(in *volume.Instruction) error {
 		return volume.Errorf(volume.Unsupported, "volume %s: network volumes cannot be deferred by any "+
 			"configured runtime handler: publish it on the host, or use a block volume", in.Target)
 	default:
-		return invalid(in, "volume_type is missing: say BLOCK or NETWORK")
+		return invalid(in, "volume_type is missing or unknown: say BLOCK or NETWORK")
 	}
 	if err := guard.CheckPath("volume_backing_path", in.Backing); err != nil {
 		return err

@@ -155,7 +155,7 @@ func TestUnknownEnumNumbersAreRefused(t *testing.T) {
 		VolumeType:       &runtimev1.VolumeType{Type: 9},
 		VolumeTargetPath: s.kubelet + "/x", VolumeBackingPath: "/dev/x", FsType: "ext4",
 	}
-	check.Code(t, check.Err(client.RuntimeStageVolume(t.Context(), req)), codes.InvalidArgument, "volume_type") // an unknown type
+	check.Code(t, check.Err(client.RuntimeStageVolume(t.Context(), req)), codes.InvalidArgument, "volume_type", "unknown")
 	req.VolumeType.Type = runtimev1.VolumeType_BLOCK
 	req.VolumeSupplementalGroup, req.VolumeSupplementalGroupChangePolicy = "7", 9
 	check.Code(t, check.Err(client.RuntimeStageVolume(t.Context(), req)), codes.InvalidArgument, "policy") // an unknown policy
