@@ -123,13 +123,14 @@ func (n *Node) others() []deferral.Status {
 	return others
 }
 
+// merged orders all volumes, each once: one of the others may have come on record meanwhile.
 func merged(ordered, others []deferral.Status) []deferral.Status {
 	if len(others) == 0 {
 		return ordered
 	}
 	all := slices.Concat(ordered, others)
-	deferral.SortByTarget(all)
-	return all
+	slices.SortStableFunc(all, deferral.ByTarget)
+	return slices.CompactFunc(all, func(x, y deferral.Status) bool { return x.Key == y.Key })
 }
 
 // selected returns the first volumes behind another one, in order, and whether there are more. It does not look at all
