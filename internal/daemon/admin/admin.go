@@ -84,6 +84,9 @@ func (s *AdminServer) ListVolumes(_ context.Context, req *adminv1.ListVolumesReq
 	if req.GetPageSize() < 0 {
 		return nil, volume.Errorf(volume.Invalid, "page_size %d is negative", req.GetPageSize())
 	}
+	if _, known := adminv1.VolumeState_name[int32(req.GetState())]; !known {
+		return nil, volume.Errorf(volume.Invalid, "state %d is unknown", req.GetState())
+	}
 	size := min(cmp.Or(int(req.GetPageSize()), defaultPage), maxPage)
 	target, key, _ := strings.Cut(req.GetPageToken(), "\x00")
 	found, more := s.Node.selected(req, deferral.Status{Volume: &volume.Volume{Target: target, Key: volume.Key(key)}}, size)

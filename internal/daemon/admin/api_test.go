@@ -181,6 +181,7 @@ func TestListPages(t *testing.T) {
 		check.That(t, err == nil && len(reply.GetVolumes()) == 0, "%v selects %d, %v", req, len(reply.GetVolumes()), err)
 	}
 	check.Code(t, check.Err(s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{PageSize: -1})), codes.InvalidArgument) // a negative page
+	check.Code(t, check.Err(s.admin().ListVolumes(t.Context(), &adminv1.ListVolumesRequest{State: 99})), codes.InvalidArgument, "state 99")
 }
 
 // TestPagesOfBoth: pages of volumes on record and of others are those of one list, whatever is selected.

@@ -1125,7 +1125,7 @@ type ListVolumesRequest struct {
 	Handler string `protobuf:"bytes,2,opt,name=handler,proto3" json:"handler,omitempty"`
 	// state selects by state.
 	State VolumeState `protobuf:"varint,3,opt,name=state,proto3,enum=crust.admin.v1.VolumeState" json:"state,omitempty"`
-	// page_size bounds the answer; 0 means 1000.
+	// page_size bounds the answer; 0 means 1000, and more than 5000 means 5000.
 	PageSize int32 `protobuf:"varint,4,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// page_token continues a listing.
 	PageToken     string `protobuf:"bytes,5,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
@@ -1702,7 +1702,7 @@ type ListEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// volume is a name as in GetVolumeRequest, of volumes that may have gone.
 	Volume string `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
-	// limit bounds the answer; 0 means 100.
+	// limit bounds the answer; 0 means 100, and more than 10000 means 10000.
 	Limit         int32 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
