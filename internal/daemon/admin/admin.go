@@ -377,13 +377,14 @@ func (s *AdminServer) FreezeVolume(ctx context.Context, req *adminv1.FreezeVolum
 		return nil, err
 	}
 	most := req.GetTimeout()
-	if most.CheckValid() != nil || most.AsDuration() <= 0 {
-		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout is missing: say when writes go on by themselves", v.Target)
+	if most.CheckValid() != nil || most.GetSeconds() <= 0 || most.GetNanos() != 0 {
+		return nil, volume.Errorf(volume.Invalid, "volume %s: timeout must be whole seconds, at least one: say when writes go on by themselves", v.Target)
 	}
 	telemetry.CallFrom(ctx).Detail = "for at most " + most.AsDuration().String()
 	begun := ctx.Err() == nil
 	before, _ := s.Node.Sandboxes.Binding(v)
 	s.Node.frozen.begin(v.Key)
+	defer s.Hub.Changed(v.Key)
 	err = able.Freeze(ctx, v, most.AsDuration())
 	if after, _ := s.Node.Sandboxes.Binding(v); after.Sandbox != before.Sandbox {
 		before.Sandbox = "" // it is not known which one was frozen
@@ -405,6 +406,7 @@ func (s *AdminServer) ThawVolume(ctx context.Context, req *adminv1.ThawVolumeReq
 	if err == nil {
 		err = able.Thaw(ctx, v)
 		s.Node.frozen.noteThaw(v.Key, err)
+		s.Hub.Changed(v.Key)
 	}
 	return &adminv1.ThawVolumeResponse{}, err
 }

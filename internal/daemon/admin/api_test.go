@@ -192,8 +192,8 @@ func TestPagesOfBoth(t *testing.T) {
 		all = append(all, status)
 		if n%7 < 4 {
 			ours = append(ours, status)
-		} else {
 			others = append(others, deferral.Status{Volume: status.Volume, Refused: true}) // it came on record while the page was made
+		} else {
 			others = append(others, status)
 		}
 	}
@@ -601,7 +601,11 @@ func TestFreeze(t *testing.T) {
 	}
 	const open = "as after a crash, unless frozen: crustctl freeze"
 	check.That(t, snapshots() == open, "before a freeze: %s", snapshots())
+	_, next := s.watch(t, &adminv1.WatchVolumesRequest{})
+	for next().GetType() != adminv1.WatchVolumesResponse_TYPE_SYNCED {
+	}
 	check.Must(t, freeze(durationpb.New(time.Minute)))
+	check.Equal(t, next().GetVolume().GetSnapshots(), snapshots(), "a watcher is told")
 	check.That(t, able.frozen == time.Minute && shown() == time.Minute, "frozen for %v, shown as %v", able.frozen, shown())
 	check.That(t, snapshots() == "clean (frozen by the Admin API)", "frozen: %s", snapshots())
 	able.volumes[0].PodUID = "b"
@@ -612,8 +616,10 @@ func TestFreeze(t *testing.T) {
 	able.replaced = ""
 	check.Must(t, thaw())
 	check.That(t, able.frozen == 0 && shown() == 0, "frozen for %v, shown as %v", able.frozen, shown())
-	check.Must(t, freeze(durationpb.New(time.Nanosecond)))
-	check.That(t, shown() == 0 && snapshots() == open, "a freeze whose time is over is shown as %v, %s", shown(), snapshots())
+	for next().GetVolume().GetFrozenUntil() != nil {
+	}
+	check.Must(t, freeze(durationpb.New(time.Second)))
+	check.Eventually(t, "a freeze whose time is over is not shown", func() bool { return shown() == 0 && snapshots() == open })
 	var written time.Time // the time of a freeze begins when what was dirty is written
 	able.waits = func() error { time.Sleep(time.Millisecond); written = time.Now(); return nil }
 	check.Must(t, freeze(durationpb.New(time.Minute)))
@@ -621,7 +627,7 @@ func TestFreeze(t *testing.T) {
 	check.That(t, until.AsTime().Sub(written) >= time.Minute, "a freeze that took a while is shown for %v", until.AsTime().Sub(written))
 	able.waits = nil
 	check.Must(t, thaw())
-	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}} {
+	for _, wrong := range []*durationpb.Duration{nil, durationpb.New(-time.Second), {Seconds: 1, Nanos: -1}, durationpb.New(1500 * time.Millisecond)} {
 		err := freeze(wrong)
 		check.That(t, status.Code(err) == codes.InvalidArgument, "timeout %v: %v", wrong, err)
 	}

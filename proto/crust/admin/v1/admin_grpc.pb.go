@@ -56,7 +56,8 @@ type AdminClient interface {
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*GetVolumeResponse, error)
 	// WatchVolumes sends every volume that is there, then a SYNCED event, then
 	// each change. A reader that is slow gets the latest state of a volume, not
-	// every step to it.
+	// every step to it. New usage is no change, and neither is the end of a
+	// freeze at frozen_until.
 	WatchVolumes(ctx context.Context, in *WatchVolumesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchVolumesResponse], error)
 	// GetVolumeStats asks the sandbox of a volume for fresh numbers.
 	GetVolumeStats(ctx context.Context, in *GetVolumeStatsRequest, opts ...grpc.CallOption) (*GetVolumeStatsResponse, error)
@@ -271,7 +272,8 @@ type AdminServer interface {
 	GetVolume(context.Context, *GetVolumeRequest) (*GetVolumeResponse, error)
 	// WatchVolumes sends every volume that is there, then a SYNCED event, then
 	// each change. A reader that is slow gets the latest state of a volume, not
-	// every step to it.
+	// every step to it. New usage is no change, and neither is the end of a
+	// freeze at frozen_until.
 	WatchVolumes(*WatchVolumesRequest, grpc.ServerStreamingServer[WatchVolumesResponse]) error
 	// GetVolumeStats asks the sandbox of a volume for fresh numbers.
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
