@@ -6,6 +6,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -74,13 +75,18 @@ const (
 	infoName = abi.InfoName
 	// directVol is a disk to runtime-rs; the Go runtime ignores the field.
 	directVol = "directvol"
+	noUUID    = "nouuid"
 
 	maxTarget = 189 // its base64 has 252 bytes, the next one 256: over NAME_MAX
 )
 
 // Encode returns a volume's mountInfo.json. It is deterministic, so that projections can be compared by their bytes.
+// A clone has the UUID of its original, beside which the guest's kernel mounts an xfs only with nouuid.
 func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	info := abi.Info{VolumeType: directVol, Device: v.Device.Path, FSType: v.FSType, Options: mountopt.Options(v)}
+	if v.FSType == "xfs" && !slices.Contains(info.Options, noUUID) {
+		info.Options = append(info.Options, noUUID)
+	}
 	if v.Group != "" {
 		info.Metadata = map[string]string{abi.MetaGroup: v.Group}
 		if v.GroupPolicy != volume.GroupPolicyUnset {

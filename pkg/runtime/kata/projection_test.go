@@ -308,6 +308,10 @@ func TestEncodeInfo(t *testing.T) {
 			v.MountFlags = []string{"_netdev,nofail", "noatime", "x-systemd.automount", "comment=a"}
 		},
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
+		"xfs": {func(v *volume.Volume) { v.FSType, v.ReadOnly = "xfs", true },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"xfs","options":["ro","nouuid"]}`},
+		"xfs, as asked": {func(v *volume.Volume) { v.FSType, v.MountFlags = "xfs", []string{"nouuid,discard"} },
+			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"xfs","options":["nouuid","discard"]}`},
 		"quoted comma": {func(v *volume.Volume) { v.MountFlags = []string{`context="a:s0:c1,c2",discard`} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["context=\"a:s0:c1,c2\"","discard"]}`},
 	} {

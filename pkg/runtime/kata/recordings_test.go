@@ -203,6 +203,12 @@ func (r *replay) create(s step) {
 	check.Require(r.t, (err != nil) == (s.Error != ""), "%s: %v, and Kata: %q", s.Container, err, s.Error)
 	check.Require(r.t, len(r.plugs) == 0 && len(r.asked) == 1,
 		"%s: the agent was asked %d times; not plugged in: %v", s.Container, len(r.asked), r.plugs)
+	strip := func(options []string) []string {
+		return slices.DeleteFunc(options, func(option string) bool { return option == noUUID })
+	}
+	for i, storage := range r.asked[0].Storages { // the handler adds nouuid since Kata was recorded
+		r.asked[0].Storages[i].Options, r.asked[0].Mounts[i].Options = strip(storage.Options), strip(r.asked[0].Mounts[i].Options)
+	}
 	want := kataemu.Request{Container: s.Container, Storages: s.Storages, Mounts: s.Mounts}
 	check.Same(r.t, cmp.Diff(plain(r.t, want), plain(r.t, r.asked[0])), "%s (-Kata +emulation)", s.Container)
 }
