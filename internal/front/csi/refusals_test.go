@@ -59,9 +59,9 @@ func TestRefusalsComeAndGo(t *testing.T) {
 	r.ok(nil, r.publish("p3")) // on the host: nobody refuses it any more
 	check.Empty(t, listed(), "after it was mounted on the host")
 	r.stop() // no call counts any more
-	if got := &r.observed; got.refused[refusal.PartyDriver] != 2 || got.refused[refusal.PartyVolume] != 2 || got.refused[refusal.PartyDevice] != 1 || got.changes != 9 {
-		t.Errorf("counted %v, %d changes", got.refused, got.changes)
-	}
+	counted := r.observed.refused
+	check.That(t, counted[refusal.PartyDriver] == 2 && counted[refusal.PartyVolume] == 2 && counted[refusal.PartyDevice] == 1 && r.observed.changes == 9,
+		"counted %v, %d changes", counted, r.observed.changes)
 }
 
 // TestErrorsNameThePodOnRecord: also those of calls in which kubelet names no pod, and those about another volume.

@@ -36,10 +36,7 @@ func mustListen(t *testing.T, path string, mode fs.FileMode, group string) *List
 func onlyEntries(t *testing.T, dir string, want ...string) {
 	t.Helper()
 	entries := check.Value(os.ReadDir(dir))(t)
-	var names []string
-	for _, entry := range entries {
-		names = append(names, entry.Name())
-	}
+	names := sys.Map(entries, os.DirEntry.Name)
 	check.That(t, strings.Join(names, " ") == strings.Join(want, " "), "the directory holds %q, want %q", names, want)
 }
 

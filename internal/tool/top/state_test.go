@@ -117,9 +117,8 @@ func TestSandboxesThatFailAreAskedEverMoreRarely(t *testing.T) {
 	got := s.node.volumes[id].history.errors
 	check.That(t, len(got) == 1 && got[0].times == 7, "errors %+v", got)
 	s.Apply(answer(id, at))
-	if r := s.node.volumes[id]; r.err != "" || r.failed || s.schedule.fetching[id].next.Sub(at) != DefaultInterval || !r.v.GetUsageAt().AsTime().Equal(at) {
-		t.Errorf("after it went right: %+v", r)
-	}
+	r = s.node.volumes[id]
+	check.That(t, r.err == "" && !r.failed && s.schedule.fetching[id].next.Sub(at) == DefaultInterval && r.v.GetUsageAt().AsTime().Equal(at), "after it went right: %+v", r)
 }
 
 // kubelet asks about once a minute; where nobody does, a full volume must not stay

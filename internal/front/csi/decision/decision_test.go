@@ -9,6 +9,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
@@ -317,9 +318,8 @@ func TestSecondOwners(t *testing.T) {
 			refused(t, raw, volume.InUse, refusal.PartyVolume, "raw device", "the pod ns/db-0")
 		}
 	}
-	again := request(func(r *csi.NodePublishVolumeRequest) {
-		r.VolumeContext = map[string]string{PodNamespaceKey: "ns", PodNameKey: "db-0"}
-	})
+	again := request(nil)
+	again.PodNamespace, again.PodName = "ns", "db-0"
 	err := CheckSecondWriter(again, &State{Elsewhere: []deferral.Status{deferredFor("db-0", false)}}, nil)
 	refused(t, err, volume.InUse, refusal.PartyVolume, "the pod ns/db-0, another one of this name with the UID p2:")
 }
@@ -422,10 +422,7 @@ func TestVolumeInAPod(t *testing.T) {
 	for _, c := range []struct{ driver, id, inline, want string }{
 		{driver, volumeID, "", "a c"}, {driver, "vol-2", "", "b"}, {driver, "inline", "b", "b"}, {"other", volumeID, "", "other"}, {"other", "inline", "b", ""},
 	} {
-		var names []string
-		for _, v := range pod.volumesOf(c.driver, c.id, c.inline) {
-			names = append(names, v.Name)
-		}
+		names := sys.Map(pod.volumesOf(c.driver, c.id, c.inline), func(v PodVolume) string { return v.Name })
 		check.Equal(t, strings.Join(names, " "), c.want, "%+v", c)
 	}
 	found, err := pod.ForVolume(driver, volumeID, "")
