@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
@@ -118,14 +117,15 @@ func (c *Cluster) Base(ctx context.Context, name string, target *Snapshot) (id s
 }
 
 // Unchanged wraps a source that names the snapshot by its name. When a stream has brought its first message, or ends
-// without one, the server has looked up the name: only then is it certain that it found the same snapshot.
+// without one, the server has looked up the name: only then is it certain that it found the same snapshot. After an
+// error, too: a snapshot that is gone does not come back by trying.
 func (c *Cluster) Unchanged(s *Snapshot, name string, source Source) Source {
 	return func(ctx context.Context, from int64) (Stream, error) {
 		stream, err := source(ctx, from)
 		checked := false
 		return func() (Message, error) {
 			m, end := stream()
-			if checked || end != nil && !errors.Is(end, io.EOF) {
+			if checked {
 				return m, end
 			}
 			checked = true

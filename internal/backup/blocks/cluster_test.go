@@ -77,13 +77,17 @@ func TestCluster(t *testing.T) {
 	}, "https://api", "https://old.api")
 	got, err := c.Snapshot(t.Context(), "ready")
 	check.That(t, err == nil && got.Driver == "d.example.com" && got.ID == "snap-1", "%+v, %v", got, err)
-	source := c.Unchanged(got, "ready", func(context.Context, int64) (blocks.Stream, error) {
-		return func() (blocks.Message, error) { return blocks.Message{}, io.EOF }, nil
-	})
-	check.Is(t, check.Err(check.Value(source(t.Context(), 0))(t)()), io.EOF)
-	stream := check.Value(source(t.Context(), 0))(t)
-	got.ID = "snap-0" // made anew, before the server looked it up
-	check.Fails(t, check.Err(stream()), "is another snapshot now")
+	for _, end := range []error{nil, io.EOF, status.Error(codes.Unavailable, "away")} { // nil: a message
+		source := c.Unchanged(got, "ready", func(context.Context, int64) (blocks.Stream, error) {
+			return func() (blocks.Message, error) { return blocks.Message{}, end }, nil
+		})
+		first, later := check.Value(source(t.Context(), 0))(t), check.Value(source(t.Context(), 0))(t)
+		check.Is(t, check.Err(first()), end)
+		got.ID = "snap-0" // made anew, before the server looked it up
+		check.Fails(t, check.Err(later()), "is another snapshot now")
+		check.Is(t, check.Err(first()), end) // which is not looked up for each message
+		got.ID = "snap-1"
+	}
 	check.Equal(t, check.Value(c.Base(t.Context(), "ready", got))(t), "snap-1", "the id of the base")
 	check.Fails(t, check.Err(c.Base(t.Context(), "ready", &blocks.Snapshot{Driver: "other"})), "is of driver d.example.com, not of other")
 	service, err := c.Service(t.Context(), "d.example.com")
