@@ -286,7 +286,6 @@ func TestBackupRefuses(t *testing.T) {
 		"unfinished backup of another": func(b *backup.Backup) {
 			r.must(os.WriteFile(b.File+".part", check.Value(os.ReadFile(r.path("full")))(t), 0o600))
 		},
-		"there is no device":   func(b *backup.Backup) { b.File = "/dev/crust-nothing" },
 		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
 		"part: it exists": func(b *backup.Backup) {
 			disk := append(make([]byte, 32<<10), "\x01CD001"...) // begins with zeros, as images of disks do

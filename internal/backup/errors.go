@@ -21,6 +21,14 @@ func (d *damage) Error() string { return fmt.Sprintf("damaged at byte %d: %s", d
 
 func (s *stream) damage(text string) error { return &damage{at: s.good, text: text} }
 
+func notRegular(name string) error {
+	return fmt.Errorf("%s is there, and is no regular file: name another file", name)
+}
+
+func noDevice(name string) error {
+	return fmt.Errorf("there is no device %s, and no file is made in /dev", name)
+}
+
 func otherBackup(part string) error {
 	return fmt.Errorf("%s is an unfinished backup of another snapshot, base or size: remove it, or name another file", part)
 }

@@ -1,13 +1,11 @@
 package backup
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -23,13 +21,8 @@ type partial struct {
 }
 
 func openPartial(name string) (*partial, error) {
-	// A file in /dev would take the node's memory.
-	_, err := os.Stat(name)
-	if full, _ := filepath.Abs(name); errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(full, "/dev/") {
-		return nil, fmt.Errorf("there is no device %s: is the volume attached?", name)
-	}
-	if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w", name, cmp.Or(err, ErrExists))
+	if err := checkFree(name); err != nil {
+		return nil, err
 	}
 	const flags = os.O_RDWR | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	file, err := os.OpenFile(name+".part", flags|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the caller names it
@@ -48,6 +41,24 @@ func openPartial(name string) (*partial, error) {
 		return nil, errors.Join(err, file.Close())
 	}
 	return p, nil
+}
+
+// checkFree refuses a name that is taken, and one of a device that is not there: a file in /dev would take the node's
+// memory, which only /dev/shm is meant to.
+func checkFree(name string) error {
+	info, err := os.Lstat(name)
+	full, _ := filepath.Abs(name)
+	switch {
+	case err == nil && info.Mode().IsRegular():
+		return fmt.Errorf("%s: %w", name, ErrExists)
+	case err == nil:
+		return notRegular(name)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	case sys.Within("/dev", full) && !sys.Within("/dev/shm", full):
+		return noDevice(name)
+	}
+	return nil
 }
 
 // uncache drops what the kernel's cache has of a file or device. That may be data that an earlier process

@@ -27,6 +27,16 @@ func TestPartOfACompleteFile(t *testing.T) {
 	check.Must(t, check.Value(openPartial(name))(t).file.Close())
 }
 
+// TestNamesInDev: there a file would take the memory of a node, which somebody who names /dev/shm knows.
+func TestNamesInDev(t *testing.T) {
+	check.Fails(t, check.Err(openPartial("/dev/crust-nothing")), "there is no device")
+	check.Fails(t, check.Err(openPartial("/dev/null")), "no regular file: name another")
+	dir, err := os.MkdirTemp("/dev/shm", "")
+	check.Needs(t, err == nil, "a directory /dev/shm")
+	defer func() { check.Must(t, os.RemoveAll(dir)) }()
+	check.Must(t, check.Value(openPartial(dir+"/file"))(t).file.Close())
+}
+
 // TestOnlyTheDiskCounts: data that a disk has refused stays in the kernel's cache, and is not reported again.
 func TestOnlyTheDiskCounts(t *testing.T) {
 	dir := t.TempDir()
