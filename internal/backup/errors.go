@@ -8,8 +8,20 @@ import (
 // ErrExists means that a file exists that would be overwritten.
 var ErrExists = errors.New("it exists already: remove it, or name another file")
 
-// errNotRenamed means that a file has what it should have, but not its name.
-var errNotRenamed = errors.New("the file is complete, and can be renamed by other means")
+// errComplete means that a file has what it should have, but perhaps not its name alone.
+var errComplete = errors.New("the file is complete")
+
+func notRenamed(part, name string, err error) error {
+	return fmt.Errorf("rename %s to %s: %w; %w, and can be renamed by other means", part, name, err, errComplete)
+}
+
+func notRemoved(name string, err error) error {
+	return fmt.Errorf("%w; %w and has its name, %s: remove the other one", err, errComplete, name)
+}
+
+func notSynced(name string, err error) error {
+	return fmt.Errorf("sync the directory of %s: %w; %w and has its name, but may lose it in a power failure", name, err, errComplete)
+}
 
 // damage says where and how a file differs from what was written.
 type damage struct {
@@ -87,7 +99,7 @@ func shrunk(path string, was, is int64) error {
 }
 
 func incomplete(target string, err error) error {
-	if errors.Is(err, errNotRenamed) {
+	if errors.Is(err, errComplete) {
 		return err
 	}
 	return fmt.Errorf("%s is incomplete now and must not be used: restore again. %w", target, err)

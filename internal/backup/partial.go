@@ -102,20 +102,30 @@ func (p *partial) complete() error {
 		return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	}
 	if err := giveName(p.file.Name(), p.name, rename); err != nil {
-		return fmt.Errorf("rename %s to %s: %w; %w", p.file.Name(), p.name, err, errNotRenamed)
+		return err
 	}
-	return sys.SyncDir(filepath.Dir(p.name))
+	if err := sys.SyncDir(filepath.Dir(p.name)); err != nil {
+		return notSynced(p.name, err)
+	}
+	return nil
 }
 
 // giveName renames a file unless the new name exists. NFS and others cannot do that by a rename, but refuse
 // to link to a name that exists. If the process is killed in between, the file has both names.
 func giveName(from, to string, rename func(from, to string) error) error {
 	err := rename(from, to)
-	if !errors.Is(err, unix.EINVAL) {
-		return err
+	linked := errors.Is(err, unix.EINVAL)
+	if linked {
+		err = os.Link(from, to)
 	}
-	if err := os.Link(from, to); err != nil {
-		return err
+	if err != nil {
+		return notRenamed(from, to, err)
 	}
-	return os.Remove(from)
+	if !linked {
+		return nil
+	}
+	if err := os.Remove(from); err != nil {
+		return notRemoved(to, err)
+	}
+	return nil
 }
