@@ -84,11 +84,12 @@ type history struct {
 	content  []byte
 	kept     []kept // from the oldest on
 	made     *int   // snapshots and volumes, of all histories
-	// exact: a delta names no block that did not change.
+	// exact: a delta names no block that did not change, unless it takes long.
 	exact bool
 }
 
 const (
+	slowStream  = 5 * time.Second // after which the driver names blocks that did not change
 	historySize = 4 * mib
 	historyMost = 8 * mib
 )
@@ -196,11 +197,13 @@ func (h *history) check() {
 		return
 	}
 	base := h.kept[h.random.IntN(of)]
+	began := time.Now()
 	changed := h.delta(base.id, target.id, 0, most)
+	exact := h.exact && time.Since(began) < slowStream
 	h.want("delta", h.apply(base.content, changed, target), target.content)
-	h.wantResumed(base, target, changed)
+	h.wantResumed(base, target)
 	for _, one := range changed {
-		for at := one.from; h.exact && at < min(one.to, int64(len(base.content))); at += 4096 {
+		for at := one.from; exact && at < min(one.to, int64(len(base.content))); at += 4096 {
 			check.Require(h.t, !bytes.Equal(base.content[at:at+4096], target.content[at:at+4096]),
 				"%v is named, and did not change at byte %d", one, at)
 		}
@@ -208,17 +211,12 @@ func (h *history) check() {
 }
 
 // wantResumed begins in the middle, as a client whose stream was cut off.
-func (h *history) wantResumed(base, target kept, whole []blockRange) {
+func (h *history) wantResumed(base, target kept) {
 	h.t.Helper()
 	from := h.random.Int64N(int64(len(target.content)) + 1)
 	cut := bytes.Clone(target.content[:from])
 	got := h.apply(append(cut, base.content[min(from, int64(len(base.content))):]...), h.delta(base.id, target.id, from, 0), target)
 	h.want("resumed", got, target.content)
-	if from > 0 || len(whole) == 0 {
-		return
-	}
-	again := h.delta(base.id, target.id, whole[0].to, 1)
-	check.That(h.t, len(again) == len(whole)-1, "%v after the first of %v", again, whole)
 }
 
 // step does one of the things that can happen to a volume.
