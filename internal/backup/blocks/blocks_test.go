@@ -1,6 +1,7 @@
 package blocks_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -51,10 +52,7 @@ func (s *script) source(_ context.Context, from int64) (blocks.Stream, error) {
 	now := s.streams[min(len(s.began), len(s.streams))-1]
 	return func() (blocks.Message, error) {
 		if len(now.messages) == 0 {
-			if now.err == nil {
-				return blocks.Message{}, io.EOF
-			}
-			return blocks.Message{}, now.err
+			return blocks.Message{}, cmp.Or(now.err, io.EOF)
 		}
 		next := now.messages[0]
 		now.messages = now.messages[1:]
@@ -122,16 +120,14 @@ func TestTriesAreBounded(t *testing.T) {
 
 func TestFinalErrorsAreNotTriedAgain(t *testing.T) {
 	own := errors.New("the disk is full")
+	final := []error{apierrors.NewForbidden(schema.GroupResource{}, "snap", own), &url.Error{Op: "Get", Err: errors.New("getting credentials: exec: not found")}}
 	for _, code := range []codes.Code{codes.NotFound, codes.InvalidArgument, codes.Unauthenticated, codes.PermissionDenied, codes.Internal} {
-		s := &script{streams: []stream{{err: status.Error(code, "no")}}}
-		_, err := s.read(t, 0)
-		check.That(t, status.Code(err) == code && len(s.began) == 1, "%v after %d streams", err, len(s.began))
+		final = append(final, status.Error(code, "no"))
 	}
-	for _, err := range []error{
-		apierrors.NewForbidden(schema.GroupResource{}, "snap", own), &url.Error{Op: "Get", Err: errors.New("getting credentials: exec: not found")},
-	} {
+	for _, err := range final {
 		s := &script{streams: []stream{{err: err}}}
-		check.That(t, check.Err(s.read(t, 0)) != nil && len(s.began) == 1, "%v after %d streams", err, len(s.began))
+		check.Is(t, check.Err(s.read(t, 0)), err)
+		check.Equal(t, len(s.began), 1, "streams that end with %v", err)
 	}
 	s := &script{streams: []stream{{messages: []blocks.Message{message(variable, 100, 0, 10)}, err: away}}}
 	reader := &blocks.Reader{Source: s.source}
