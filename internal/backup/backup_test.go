@@ -61,11 +61,6 @@ func newBench(t *testing.T, size int) *bench {
 
 func (r *bench) path(name string) string { return filepath.Join(r.dir, name) }
 
-func (r *bench) must(err error) {
-	r.t.Helper()
-	check.Must(r.t, err)
-}
-
 // change writes to the volume, sometimes zeros, and gives the ranges.
 func (r *bench) change(times int) (ranges []blocks.Range) {
 	next := 0
@@ -92,7 +87,7 @@ func (r *bench) change(times int) (ranges []blocks.Range) {
 // image writes the volume into a file.
 func (r *bench) image() string {
 	r.t.Helper()
-	r.must(os.WriteFile(r.path("image"), r.volume, 0o600))
+	check.Must(r.t, os.WriteFile(r.path("image"), r.volume, 0o600))
 	return r.path("image")
 }
 
@@ -123,10 +118,10 @@ func (r *bench) restore(target string, names ...string) error {
 
 func (r *bench) wantRestored(names ...string) {
 	r.t.Helper()
-	r.must(r.restore(r.path("restored"), names...))
+	check.Must(r.t, r.restore(r.path("restored"), names...))
 	got := check.Value(os.ReadFile(r.path("restored")))(r.t)
 	check.Require(r.t, bytes.Equal(got, r.volume), "%v restore something else", names)
-	r.must(os.Remove(r.path("restored")))
+	check.Must(r.t, os.Remove(r.path("restored")))
 }
 
 // three makes a full backup and two increments; the volume grows in between.
@@ -156,10 +151,10 @@ func TestHolesAreKept(t *testing.T) {
 	// All of it is named, also what is zero.
 	got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}})
 	check.That(t, got.Data == mib, "%d bytes of data", got.Data)
-	r.must(r.restore(r.path("restored"), "full"))
+	check.Must(r.t, r.restore(r.path("restored"), "full"))
 	for name, most := range map[string]int64{"full": 2 * mib, "restored": 2 * mib} {
 		var info syscall.Stat_t
-		r.must(syscall.Stat(r.path(name), &info))
+		check.Must(r.t, syscall.Stat(r.path(name), &info))
 		check.That(t, info.Blocks*512 <= most, "%s takes %d bytes", name, info.Blocks*512)
 	}
 }
@@ -175,16 +170,16 @@ func TestNothingIsNamed(t *testing.T) {
 	r.volume[3*mib-1] = 1
 	r.backUp("two", "one", nil)
 	r.wantRestored("full", "one", "two")
-	r.must(os.Rename(r.path("full"), r.path("again.part"))) // all but its end is there
-	r.must(os.Truncate(r.path("again.part"), mib+200))
+	check.Must(r.t, os.Rename(r.path("full"), r.path("again.part"))) // all but its end is there
+	check.Must(r.t, os.Truncate(r.path("again.part"), mib+200))
 	r.volume = r.volume[:2*mib]
 	job := r.job("full", "", nil)
 	job.File = r.path("again")
-	r.must(check.Err(job.Run(t.Context())))
+	check.Must(r.t, check.Err(job.Run(t.Context())))
 	r.wantRestored("again")
 	whole := r.backUp("inc", "again", r.change(1))
-	r.must(os.Rename(r.path("inc"), r.path("resumed.part")))
-	r.must(os.Truncate(r.path("resumed.part"), check.Value(os.Stat(r.path("resumed.part")))(t).Size()-1))
+	check.Must(r.t, os.Rename(r.path("inc"), r.path("resumed.part")))
+	check.Must(r.t, os.Truncate(r.path("resumed.part"), check.Value(os.Stat(r.path("resumed.part")))(t).Size()-1))
 	job = r.job("inc", "again", nil) // nothing has changed from there on
 	job.File = r.path("resumed")
 	check.Equal(t, check.Value(job.Run(t.Context()))(t).Data, whole.Data, "data of an increment that goes on")
@@ -198,12 +193,12 @@ func TestIncrementsFit(t *testing.T) {
 	from := func(name string, size int, base string) error {
 		job := r.job(name, base, nil)
 		job.From = r.path("device")
-		r.must(os.WriteFile(job.From, make([]byte, size), 0o600))
+		check.Must(r.t, os.WriteFile(job.From, make([]byte, size), 0o600))
 		return check.Err(job.Run(t.Context()))
 	}
 	check.Fails(t, from("small", mib/2, "full"), "is it the right one") // nothing is named, and the device is too small
 	check.Fails(t, from("nothing", 0, ""), "device is empty")
-	r.must(from("one", 2*mib, "full")) // nothing is named
+	check.Must(r.t, from("one", 2*mib, "full")) // nothing is named
 	r.backUp("two", "one", r.change(1))
 	r.wantRestored("full", "one", "two")
 	whole := r.volume
@@ -228,13 +223,13 @@ func TestResume(t *testing.T) {
 	again := check.Value(os.ReadFile(r.path("snap")))(t)
 	check.That(t, bytes.Equal(again, whole) && got.Resumed != 0, "resumed at %d", got.Resumed)
 	for range 25 {
-		r.must(os.Remove(r.path("snap")))
+		check.Must(r.t, os.Remove(r.path("snap")))
 		torn := bytes.Clone(whole[:r.random.IntN(len(whole)+1)])
 		if len(torn) > 12 && r.random.IntN(2) == 0 {
 			clear(torn[len(torn)-12:]) // as after a power failure
 		}
-		r.must(os.WriteFile(r.path("snap.part"), torn, 0o600))
-		r.must(check.Err(job.Run(t.Context())))
+		check.Must(r.t, os.WriteFile(r.path("snap.part"), torn, 0o600))
+		check.Must(r.t, check.Err(job.Run(t.Context())))
 		again := check.Value(os.ReadFile(r.path("snap")))(t)
 		check.Require(t, bytes.Equal(again, whole), "not the same after %d bytes", len(torn))
 	}
@@ -246,7 +241,7 @@ func TestResumeFromAnotherDisk(t *testing.T) {
 	r.volume[3*mib] = 1
 	ranges := []blocks.Range{{Offset: 0, Size: 2 * mib}, {Offset: 3 * mib, Size: mib}}
 	r.backUp("snap", "", ranges)
-	r.must(os.Rename(r.path("snap"), r.path("snap.part")))
+	check.Must(r.t, os.Rename(r.path("snap"), r.path("snap.part")))
 	for _, at := range []int{2*mib - 1, 3 * mib} {
 		r.volume[at]++
 		check.Fails(t, check.Err(r.job("snap", "", ranges).Run(t.Context())), "begun with other data", fmt.Sprintf("at byte %d:", at/mib*mib))
@@ -265,9 +260,9 @@ func TestResumeAtTheEnd(t *testing.T) {
 	job.Blocks = &blocks.Reader{Source: func(_ context.Context, from int64) (blocks.Stream, error) {
 		return nil, fmt.Errorf("asked from byte %d on", from)
 	}}
-	r.must(os.Remove(r.path("snap")))
-	r.must(os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
-	r.must(check.Err(job.Run(t.Context())))
+	check.Must(r.t, os.Remove(r.path("snap")))
+	check.Must(r.t, os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
+	check.Must(r.t, check.Err(job.Run(t.Context())))
 	again := check.Value(os.ReadFile(r.path("snap")))(t)
 	check.That(t, bytes.Equal(again, whole), "not the same")
 }
@@ -281,20 +276,22 @@ func TestBackupRefuses(t *testing.T) {
 		"exists already": func(b *backup.Backup) { b.File = r.path("full") },
 		"is it the right one": func(b *backup.Backup) {
 			b.From = r.path("small")
-			r.must(os.WriteFile(b.From, make([]byte, mib), 0o600))
+			check.Must(r.t, os.WriteFile(b.From, make([]byte, mib), 0o600))
 		},
 		"unfinished backup of another": func(b *backup.Backup) {
-			r.must(os.WriteFile(b.File+".part", check.Value(os.ReadFile(r.path("full")))(t), 0o600))
+			check.Must(r.t, os.WriteFile(b.File+".part", check.Value(os.ReadFile(r.path("full")))(t), 0o600))
 		},
-		"snap.part: it exists": func(b *backup.Backup) { r.must(os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600)) },
+		"snap.part: it exists": func(b *backup.Backup) {
+			check.Must(r.t, os.WriteFile(b.File+".part", []byte("my dissertation"), 0o600))
+		},
 		"part: it exists": func(b *backup.Backup) {
 			disk := append(make([]byte, 32<<10), "\x01CD001"...) // begins with zeros, as images of disks do
-			r.must(os.WriteFile(b.File+".part", disk, 0o600))
+			check.Must(r.t, os.WriteFile(b.File+".part", disk, 0o600))
 		},
 		"another process": func(b *backup.Backup) {
 			file := check.Value(os.Create(b.File + ".part"))(r.t)
 			t.Cleanup(func() { _ = file.Close() })
-			r.must(syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
+			check.Must(r.t, syscall.Flock(int(file.Fd()), syscall.LOCK_EX))
 		},
 	} {
 		job := r.job("snap", "", ranges)
@@ -302,7 +299,7 @@ func TestBackupRefuses(t *testing.T) {
 		check.Fails(t, check.Err(job.Run(t.Context())), text)
 		_ = os.Remove(job.File + ".part")
 	}
-	r.must(os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
+	check.Must(r.t, os.WriteFile(r.path("torn"), []byte("CRUSTBK1"), 0o600))
 	check.Fails(t, check.Err(backup.ReadBase(r.path("torn"))), "not completed")
 }
 
@@ -317,11 +314,11 @@ func TestRestoreResumes(t *testing.T) {
 	r.backUp("one", "full", []blocks.Range{{Offset: ranges[0].Offset, Size: 1}})
 	restore := func(left []byte) int64 {
 		t.Helper()
-		r.must(os.WriteFile(r.path("restored.part"), left, 0o600))
+		check.Must(r.t, os.WriteFile(r.path("restored.part"), left, 0o600))
 		got := check.Value(backup.Restore(t.Context(), []string{r.path("full"), r.path("one")}, r.path("restored")))(r.t)
 		is := check.Value(os.ReadFile(r.path("restored")))(t)
 		check.Require(t, bytes.Equal(is, r.volume), "something else was restored to %d bytes", len(left))
-		r.must(os.Remove(r.path("restored")))
+		check.Must(r.t, os.Remove(r.path("restored")))
 		return got.Resumed
 	}
 	check.Equal(t, restore(nil), 0, "bytes that a new file had already")
@@ -342,7 +339,7 @@ func TestRestoreLeavesAForeignPart(t *testing.T) {
 	r := newBench(t, 4*mib)
 	r.three()
 	for _, has := range []string{"my dissertation", strings.Repeat("x", 4*mib+1)} {
-		r.must(os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
+		check.Must(r.t, os.WriteFile(r.path("restored.part"), []byte(has), 0o600))
 		check.Fails(t, r.restore(r.path("restored"), "full"), "no restore of it has left that")
 		is, err := os.ReadFile(r.path("restored.part"))
 		check.That(t, err == nil && string(is) == has, "it has %d bytes now: %v", len(is), err)
@@ -383,12 +380,12 @@ func TestDamage(t *testing.T) {
 		if i%3 == 2 {
 			bad = bad[:at]
 		}
-		r.must(os.WriteFile(r.path("bad"), bad, 0o600))
+		check.Must(r.t, os.WriteFile(r.path("bad"), bad, 0o600))
 		err := r.restore(r.path("restored"), "full", "bad")
 		check.Require(t, err != nil, "byte %d of %s is wrong, and it was restored", at, hex.EncodeToString(whole[:16]))
 		left, _ := filepath.Glob(r.path("restored*"))
 		check.Require(t, len(left) == 0, "byte %d: left %v", at, left)
 	}
-	r.must(os.WriteFile(r.path("bad"), append(bytes.Clone(whole), 0), 0o600))
+	check.Must(r.t, os.WriteFile(r.path("bad"), append(bytes.Clone(whole), 0), 0o600))
 	check.That(t, r.restore(r.path("restored"), "full", "bad") != nil, "something follows the end")
 }

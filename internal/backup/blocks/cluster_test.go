@@ -114,6 +114,13 @@ func TestCluster(t *testing.T) {
 	check.Fails(t, check.Err((&blocks.Service{Address: "nowhere"}).Dial("")), "HOST:PORT")
 }
 
+// TestNoKubeconfigSaysWhatToGive: client-go's words name a variable that nobody is to set.
+func TestNoKubeconfigSaysWhatToGive(t *testing.T) {
+	t.Setenv("KUBECONFIG", filepath.Join(t.TempDir(), "none"))
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	check.Fails(t, check.Err(blocks.OpenCluster("", "", "")), "--kubeconfig", "--csi-socket")
+}
+
 // TestAWrongCertificateIsToldAtOnce: it does not become right by waiting.
 func TestAWrongCertificateIsToldAtOnce(t *testing.T) {
 	ours, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
