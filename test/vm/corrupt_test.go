@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/rig"
@@ -119,8 +120,11 @@ func (v *volume) damageData() {
 // TestDamageThatIsFoundLater: the pod has an error, also if the filesystem asks for a panic. Stats and health report
 // the damage, the host goes on, and the volumes can be repaired and used.
 func TestDamageThatIsFoundLater(t *testing.T) {
-	b := newBench(t)
+	pool := rig.Pool(t, "xfs", rig.Disk(t, 512*mib, "xfs"))
+	b := newBench(t, "--data-dir", pool)
+	b.Driver.Data = pool
 	const uid = "pod-latent"
+	full := b.volumeOf(uid, "pv-full", "ext4")
 	volumes := make(map[string]*volume)
 	for name, l := range latents {
 		volumes[name] = b.volumeOf(uid, "pv-"+name, l.fs)
@@ -140,6 +144,7 @@ func TestDamageThatIsFoundLater(t *testing.T) {
 		check.That(t, err != nil, "%s: the use of what is damaged: %q", name, out)
 		v.wantAbnormal(latents[name].status)
 	}
+	full.wantNoSpace(pod)
 	vmnode.End(b.ctx(), t, pod)
 	check.Must(t, b.Mounts.CheckNone())
 	for name, v := range volumes {
@@ -154,7 +159,17 @@ func TestDamageThatIsFoundLater(t *testing.T) {
 	for _, v := range volumes {
 		v.giveBack()
 	}
+	full.giveBack()
 	b.WantClean(t)
+}
+
+// wantNoSpace: where the storage of the volume's sparse image is full, the container has an error, and its machine runs on.
+func (v *volume) wantNoSpace(pod *cri.Pod) {
+	v.b.t.Helper()
+	id, other := v.b.run(pod, "full", at(v)), v.b.Driver.Data+"/other"
+	check.Is(v.b.t, os.WriteFile(other, make([]byte, 512*mib), 0o600), unix.ENOSPC)
+	check.Fails(v.b.t, check.Err(v.b.CRI.Exec(v.b.ctx(), id, "dd if=/dev/zero of=/data/new bs=1M count=64 conv=fsync")), "Input/output error")
+	check.Must(v.b.t, os.Remove(other))
 }
 
 // published publishes volumes again, and runs their pod.

@@ -66,6 +66,7 @@ func (m *Machine) plug(ctx context.Context, d *Disk) error {
 	}
 	return m.qmp.execute(ctx, "device_add", object{
 		"driver": "virtio-blk-pci", "id": d.device(), "drive": d.node(), "serial": d.Serial, "bus": "pci.0",
+		"werror": "report", // by default QEMU stops the machine, with all of its disks, when one of them has no space
 	}, nil)
 }
 
