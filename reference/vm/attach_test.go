@@ -45,6 +45,15 @@ func TestTerminalGoesToTheSocket(t *testing.T) {
 	check.That(t, err == nil && line == "hello\r\n", "%q, %v", line, err)
 }
 
+// supervised makes the directory of a sandbox, and serves what its supervisor does.
+func supervised(t *testing.T, dir sandboxDir, register func(*ttrpc.Server)) {
+	t.Helper()
+	check.Must(t, os.Mkdir(string(dir), 0o700))
+	listener := check.Value(listen(dir.controlSocket()))(t)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() { _ = wire.Serve(t.Context(), listener, status.Code, register) }()
+}
+
 // execs is a supervisor that is asked for one.
 type execs struct {
 	wire.ContainersService
@@ -104,12 +113,7 @@ func TestOutputThatIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			cfg := Config{StateDir: t.TempDir()}
-			check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
-			listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
-			defer func() { _ = listener.Close() }()
-			go func() {
-				_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, m) })
-			}()
+			supervised(t, cfg.sandbox("pod"), func(s *ttrpc.Server) { wire.RegisterContainersService(s, m) })
 			code, err := (&command{cfg: cfg}).proxy(&record{ID: "c", Sandbox: "pod"}, "").run()
 			if m.runs == 0 {
 				check.That(t, code == killedCode && err != nil && strings.Contains(err.Error(), "no more calls"), "%d, %v", code, err)
@@ -140,14 +144,9 @@ func TestSlowReader(t *testing.T) {
 // TestExecWithoutAProxy is deleted: nobody would.
 func TestExecWithoutAProxy(t *testing.T) {
 	cfg := Config{StateDir: t.TempDir()}
-	check.Must(t, os.Mkdir(string(cfg.sandbox("pod")), 0o700))
-	check.Must(t, cfg.writeRecord(&record{ID: "c", Sandbox: "pod"}))
-	listener := check.Value(listen(cfg.sandbox("pod").controlSocket()))(t)
-	defer func() { _ = listener.Close() }()
 	guest := new(execs)
-	go func() {
-		_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterContainersService(s, guest) })
-	}()
+	supervised(t, cfg.sandbox("pod"), func(s *ttrpc.Server) { wire.RegisterContainersService(s, guest) })
+	check.Must(t, cfg.writeRecord(&record{ID: "c", Sandbox: "pod"}))
 	process := filepath.Join(t.TempDir(), "process")
 	check.Must(t, os.WriteFile(process, []byte(`{"args":["sh"],"terminal":true}`), 0o600))
 	c := &command{cfg: cfg, in: handler.ParseArgs([]string{"exec", "--detach", "--process", process, "c"})}

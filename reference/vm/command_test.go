@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
@@ -70,14 +69,10 @@ func TestTimeToEndASandbox(t *testing.T) {
 	check.NeedsRoot(t)
 	for _, run := range []func(*command) error{(*command).kill, (*command).delete} {
 		cfg := Config{StateDir: t.TempDir(), HangTimeoutSeconds: 90}
-		check.Must(t, os.Mkdir(string(cfg.sandbox("sb")), 0o700))
 		supervisor, cmd := sleeper(t)
-		go func() { _ = cmd.Wait() }()
+		service := &ending{cmd: cmd}
+		supervised(t, cfg.sandbox("sb"), func(s *ttrpc.Server) { wire.RegisterSupervisorService(s, service) })
 		check.Must(t, cfg.writeRecord(&record{ID: "sb", Sandbox: "sb", Process: supervisor}))
-		listener, service := check.Value(listen(cfg.sandbox("sb").controlSocket()))(t), &ending{cmd: cmd}
-		go func() {
-			_ = wire.Serve(t.Context(), listener, status.Code, func(s *ttrpc.Server) { wire.RegisterSupervisorService(s, service) })
-		}()
 		check.Must(t, run(&command{cfg: cfg, in: handler.ParseArgs([]string{"any", "--force", "sb"})}))
 		check.That(t, service.time > 80*time.Second, "it has %v", service.time)
 	}

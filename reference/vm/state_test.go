@@ -25,6 +25,7 @@ func sleeper(t *testing.T) (process.Process, *exec.Cmd) {
 	check.Must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	p := check.Value(process.Of(cmd.Process.Pid))(t)
+	go func() { _ = cmd.Wait() }()
 	return p, cmd
 }
 
@@ -99,7 +100,6 @@ func TestKillKillsNoOther(t *testing.T) {
 	other.Start++
 	check.Must(t, kill(other, killTimeout))
 	check.Must(t, cmd.Process.Signal(syscall.Signal(0)))
-	go func() { _ = cmd.Wait() }()
 	check.Must(t, kill(process, killTimeout))
 	check.That(t, !process.Lives(), "it lives")
 }
@@ -113,8 +113,7 @@ func TestRemoveAbandoned(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := Config{StateDir: t.TempDir()}
-			supervisor, cmd := sleeper(t)
-			go func() { _ = cmd.Wait() }()
+			supervisor, _ := sleeper(t)
 			shim, _ := sleeper(t)
 			r := &record{ID: "sb", Sandbox: "sb", Bundle: t.TempDir(), Process: supervisor, Shim: shim}
 			if !c.shimLives {
@@ -142,9 +141,8 @@ func TestRemoveAbandoned(t *testing.T) {
 func TestGroupOfAProcessThatStays(t *testing.T) {
 	check.NeedsRoot(t)
 	r := &record{Group: "/crust-vm-test-" + strconv.Itoa(os.Getpid())}
-	process, cmd := sleeper(t)
+	process, _ := sleeper(t)
 	check.Must(t, cgroup.Join(process.PID, r.Group))
-	go func() { _ = cmd.Wait() }()
 	check.Must(t, r.removeGroup())
 	check.That(t, process.Ended(), "it lives")
 }
@@ -154,9 +152,8 @@ func TestGroupOfAProcessThatStays(t *testing.T) {
 func TestRemoveAbandonedWithoutARecord(t *testing.T) {
 	check.NeedsRoot(t)
 	cfg := Config{StateDir: t.TempDir(), BootTimeoutSeconds: 60}
-	ended, cmd := sleeper(t)
-	check.Must(t, cmd.Process.Kill())
-	_ = cmd.Wait()
+	ended, _ := sleeper(t)
+	check.Must(t, kill(ended, killTimeout))
 	for _, id := range []string{"young", "old", "half"} {
 		check.Must(t, os.Mkdir(string(cfg.sandbox(id)), 0o700))
 		check.Must(t, os.WriteFile(cfg.sandbox(id).log(), nil, 0o600))

@@ -37,9 +37,7 @@ func TestBothEndsAreReported(t *testing.T) {
 func TestAQEMUThatEndsAtOnce(t *testing.T) {
 	check.NeedsRoot(t)
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o644); err != nil { //nolint:gosec // QEMU's user reads it
-		t.Fatal(err)
-	}
+	check.Must(t, os.WriteFile(file, nil, 0o644)) //nolint:gosec // QEMU's user reads it
 	ctx := check.Within(t, 30*time.Second)
 	_, err := Start(ctx, Config{Program: "/bin/false", Virtiofsd: "/bin/false", Kernel: file, Initramfs: file, User: 1_900_000_000, Dir: t.TempDir()})
 	check.That(t, err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "exit status 1"), "%v, %v", err, ctx.Err())
