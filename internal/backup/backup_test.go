@@ -149,8 +149,7 @@ func TestHolesAreKept(t *testing.T) {
 	r := newBench(t, 64*mib)
 	r.volume[40*mib] = 1
 	// All of it is named, also what is zero.
-	got := r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}})
-	check.That(t, got.Data == mib, "%d bytes of data", got.Data)
+	check.Equal(t, r.backUp("full", "", []blocks.Range{{Offset: 0, Size: 64 * mib}}).Data, mib, "bytes of data")
 	check.Must(r.t, r.restore(r.path("restored"), "full"))
 	for name, most := range map[string]int64{"full": 2 * mib, "restored": 2 * mib} {
 		var info syscall.Stat_t

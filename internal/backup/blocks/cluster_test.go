@@ -92,8 +92,7 @@ func TestCluster(t *testing.T) {
 	check.Fails(t, check.Err(c.Base(t.Context(), "ready", &blocks.Snapshot{Driver: "other"})), "is of driver d.example.com, not of other")
 	service, err := c.Service(t.Context(), "d.example.com")
 	check.That(t, err == nil && service.Audience == "a" && service.Address == "h:1" && string(service.CA) == "CA", "%+v, %v", service, err)
-	token, err := c.Token(t.Context(), "backup", "client", "a")
-	check.That(t, err == nil && token == "secret", "%q, %v", token, err)
+	check.Equal(t, check.Value(c.Token(t.Context(), "backup", "client", "a"))(t), "secret", "the token")
 	for _, own := range []string{"https://api", "https://old.api"} {
 		token, err := c.Token(t.Context(), "backup", "client", own)
 		check.That(t, err != nil && strings.Contains(err.Error(), "the API server accepts too") && token == "",
@@ -105,7 +104,7 @@ func TestCluster(t *testing.T) {
 	_, err = c.Token(t.Context(), "backup", "stranger", "a")
 	check.That(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), "backup/stranger"), "%v", err)
 	other := apiServer(t, map[string]string{clientToken: "secret"}, "https://api")
-	token, err = other.Token(t.Context(), "backup", "client", "https://api")
+	token, err := other.Token(t.Context(), "backup", "client", "https://api")
 	check.That(t, err != nil && token == "", "the first token is for the API server: %q, %v", token, err)
 	silent := apiServer(t, map[string]string{clientToken: "secret"})
 	token, err = silent.Token(t.Context(), "backup", "client", "a")
