@@ -280,8 +280,9 @@ func TestGrowth(t *testing.T) {
 	r.refused(check.Err(r.kubelet.NodeExpandVolume(t.Context(), ask)), codes.InvalidArgument)
 }
 
-// TestRepeatedPublishOfAnEditedVolume: somebody edits the mount options of the persistent volume, and the driver is
-// upgraded and takes groups. What the pod has stays, unless it would be writable or not.
+// TestRepeatedPublishOfAnEditedVolume: somebody edits the mount options and access mode of the persistent volume, and the
+// driver is upgraded and takes groups, or turns out to have no raw block volumes. What the pod has stays, unless it would
+// be writable or not. Without an OK, kubelet restarts none of the pod's containers.
 func TestRepeatedPublishOfAnEditedVolume(t *testing.T) {
 	for name, native := range map[string]bool{"as a device": false, "by the driver": true} {
 		t.Run(name, func(t *testing.T) {
@@ -291,8 +292,9 @@ func TestRepeatedPublishOfAnEditedVolume(t *testing.T) {
 			}
 			r.begin("p1")
 			first := r.broker.asked
-			edited := func(pod string, flags ...string) volume.Instruction {
+			edited := func(pod string, mode csi.VolumeCapability_AccessMode_Mode, flags ...string) volume.Instruction {
 				req := r.publishReq(pod)
+				req.VolumeCapability.AccessMode.Mode = mode
 				req.GetVolumeCapability().GetMount().MountFlags, req.GetVolumeCapability().GetMount().VolumeMountGroup = flags, "2000"
 				if native {
 					r.driver.answer.Flags = flags
@@ -300,26 +302,16 @@ func TestRepeatedPublishOfAnEditedVolume(t *testing.T) {
 				r.ok(nil, r.tryPublish(req))
 				return r.broker.asked
 			}
-			again := edited("p1", "nodiscard", "noatime")
+			again := edited("p1", csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, "nodiscard", "noatime")
 			check.That(t, slices.Equal(again.MountFlags, first.MountFlags) && again.Group == "", "again: %+v", again)
-			check.Equal(t, fmt.Sprint(edited("p1", "ro").MountFlags), "[ro]", "which the broker refuses")
+			check.Equal(t, fmt.Sprint(edited("p1", rwo, "ro").MountFlags), "[ro]", "which the broker refuses")
 			r.ok(nil, r.unpublish("p1"))
-			next := edited("p2", "nodiscard")
+			next := edited("p2", rwo, "nodiscard")
 			check.That(t, slices.Contains(next.MountFlags, "nodiscard") && next.Group == "2000", "the next pod: %+v", next)
+			r.broker.volumes[r.target("p2")].Driver = "csi.civo.com"
+			r.ok(r.as("csi.civo.com").NodePublishVolume(t.Context(), r.publishReq("p2")))
 		})
 	}
-}
-
-// TestRepeatedPublishIsNotJudgedAnew: a pod has the volume, and the access mode of its persistent volume is edited, or
-// its driver turns out to have no raw block volumes. Without an OK, kubelet restarts none of the pod's containers.
-func TestRepeatedPublishIsNotJudgedAnew(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.begin("p1")
-	edited := r.publishReq("p1")
-	edited.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
-	r.ok(nil, r.tryPublish(edited))
-	r.broker.volumes[r.target("p1")].Driver = "csi.civo.com"
-	r.ok(r.as("csi.civo.com").NodePublishVolume(t.Context(), r.publishReq("p1")))
 }
 
 func TestSecretsStayInMemory(t *testing.T) {
