@@ -64,12 +64,20 @@ func (r *testFormatter) growing(device string, change func(*mkfs.Request)) error
 
 func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {
 	rig.Need(t, "e2fsck", "resize2fs", "debugfs")
-	r := newFormatter(t)
+	core, said := observer.New(zap.WarnLevel)
+	r := newFormatter(t, func(c *mkfs.Config) { c.Log = zap.New(core) })
 	device := smallOnLarge(t)
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
 	got := bytesOf(t, device)
 	check.That(t, got >= 250*mib, "the filesystem has %d bytes, its device %d", got, size)
 	check.Run(t, exec.Command("e2fsck", "-f", "-n", device))
+	for _, q := range []mkfs.Request{{FSType: "xfs", Grow: true}, {FSType: "btrfs", Grow: true}, {FSType: "xfs"}} {
+		backing := rig.Image(t, size)
+		rig.Mkfs(t, q.FSType, backing)
+		check.Must(t, os.Truncate(backing, 2*size))
+		check.Must(t, r.growing(rig.Loop(t, backing, loopdev.Options{}), func(asked *mkfs.Request) { asked.FSType, asked.Grow = q.FSType, q.Grow }))
+		check.Equal(t, len(said.TakeAll()) > 0, q.Grow, "the log says that a larger %s stays as it is", q.FSType)
+	}
 }
 
 // TestWhatMustNotBeGrownStaysAsItIs: and no program is run on it, whatever its label is.

@@ -37,6 +37,7 @@ type growth struct {
 
 func (g *growth) run(ctx context.Context) error {
 	if g.j.req.FSType != "ext4" {
+		g.warnIfSmall(ctx)
 		return nil
 	}
 	needed, size, err := g.needed(ctx)
@@ -55,6 +56,18 @@ func (g *growth) run(ctx context.Context) error {
 	}
 	log.Info("grew a filesystem to the size of its device", zap.Duration("duration", time.Since(began)))
 	return nil
+}
+
+// warnIfSmall logs that a filesystem, which programs grow only while it is mounted, is smaller than its device.
+func (g *growth) warnIfSmall(ctx context.Context) {
+	if !g.j.req.Grow || g.j.req.ReadOnly {
+		return
+	}
+	if super, size, err := g.sizes(ctx); err == nil && super.Bytes <= size && !super.Fills(size) {
+		g.j.f.cfg.Log.Warn("a filesystem is smaller than its device, and the node grows only an ext4: the sandbox gets it as it is, and a pod "+
+			"without sandbox grows it, by thenOnHost: allow in the policy's rule", zap.String("target", g.j.req.Volume),
+			zap.String("device", g.j.req.Path), zap.String("filesystem", g.j.req.FSType), zap.Int64("size", size))
+	}
 }
 
 func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error) {
