@@ -15,7 +15,8 @@ import (
 )
 
 // Dir is the open directory of a volume. Its methods use the descriptor: they do not touch a
-// directory that replaced it meanwhile.
+// directory that replaced it meanwhile. A Dir is for one goroutine at a time; the locks of two
+// exclude each other within a process, too.
 type Dir struct {
 	fd   int
 	name string
@@ -41,8 +42,12 @@ func Open(root, name string) (*Dir, error) {
 // Name returns the directory's name, which is the key of its volume.
 func (d *Dir) Name() string { return d.name }
 
-// Close closes the directory and releases its lock.
-func (d *Dir) Close() error { return unix.Close(d.fd) }
+// Close closes the directory and releases its lock. After that each method returns an error.
+func (d *Dir) Close() error {
+	fd := d.fd
+	d.fd = -1 // the number may be another file's by the second call
+	return unix.Close(fd)
+}
 
 // Lock locks the directory, and waits at most that long for it. Whoever adds or removes files
 // beside mountInfo.json must hold the lock.

@@ -16,8 +16,15 @@ import (
 // vm stands for what a shim has of its virtual machine.
 type vm struct{}
 
-// attach plugs a block device of the host in, and gives its name in the guest.
-func (vm) attach(string) (string, error) { return "/dev/vdb", nil }
+// attach opens a block device of the host, refuses any but the one of the volume, and plugs it in. It gives its name
+// in the guest.
+func (vm) attach(info abi.Info) (string, error) {
+	major, minor, _, err := info.DeviceNumber()
+	if err == nil && (major != 259 || minor != 3) { // what fstat(2) says of the descriptor
+		err = fmt.Errorf("%s is not the device %d:%d", info.Device, major, minor)
+	}
+	return "/dev/vdb", err
+}
 
 // mount has the guest's agent mount a device with what the volume asks for, and
 // gives the place in the guest of the volume's sub-directory.
@@ -43,11 +50,11 @@ func createContainer(cfg oci.Config, guest vm, spec *specs.Spec) error {
 			_ = m.Close()
 		}
 	}()
-	if len(found) > 0 && !known {
-		return errors.New("a deferred volume needs a sandbox")
+	if len(found) > 0 && (!known || sandbox.Self) {
+		return errors.New("only a container in a sandbox can have a deferred volume")
 	}
 	for _, m := range found {
-		device, err := guest.attach(m.Info.Device)
+		device, err := guest.attach(m.Info)
 		if err != nil {
 			return err
 		}
@@ -68,6 +75,9 @@ func createContainer(cfg oci.Config, guest vm, spec *specs.Spec) error {
 func Example() {
 	root, spec, remove := exampleNode()
 	defer remove()
+	spec.Annotations["io.kubernetes.cri.container-type"] = "sandbox"
+	fmt.Println("sandbox:", createContainer(oci.Config{Root: root}, vm{}, spec))
+	delete(spec.Annotations, "io.kubernetes.cri.container-type")
 	if err := createContainer(oci.Config{Root: root}, vm{}, spec); err != nil {
 		fmt.Println(err)
 		return
@@ -78,6 +88,7 @@ func Example() {
 		fmt.Println("broker sees:", filepath.Base(file))
 	}
 	// Output:
+	// sandbox: only a container in a sandbox can have a deferred volume
 	// guest: mount -t ext4 -o [noatime] /dev/vdb; grow it; group: true 2000 OnRootMismatch
 	// container: logs at /data
 	// broker sees: mountInfo.json
@@ -106,8 +117,7 @@ func exampleNode() (root string, spec *specs.Spec, remove func()) {
 	_ = os.WriteFile(filepath.Join(volume, abi.InfoName), info, 0o600)
 	return root, &specs.Spec{
 		Annotations: map[string]string{
-			"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "sandbox1",
-			"io.kubernetes.cri.sandbox-uid": pod,
+			"io.kubernetes.cri.sandbox-id": "sandbox1", "io.kubernetes.cri.sandbox-uid": pod,
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},

@@ -47,8 +47,12 @@ type Mount struct {
 	dir *abi.Dir
 }
 
-// Close closes the descriptors.
-func (m *Mount) Close() error { return errors.Join(unix.Close(m.Source), m.dir.Close()) }
+// Close closes the descriptors. A second call is an error.
+func (m *Mount) Close() error {
+	source := m.Source
+	m.Source = -1
+	return errors.Join(unix.Close(source), m.dir.Close())
+}
 
 // Dir returns the volume's directory.
 func (m *Mount) Dir() *abi.Dir { return m.dir }
