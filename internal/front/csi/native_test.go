@@ -120,8 +120,7 @@ func TestNativeDriverThatStagesForAnotherHandler(t *testing.T) {
 	r.front.SetPolicy(&policy.Policy{Rules: []policy.Rule{{Name: "all", Defer: true, Handler: "crust"}}})
 	r.stage()
 	r.driver.published = func() error {
-		r.ok(r.broker.Defer(t.Context(), volume.Instruction{Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4"}))
-		return nil
+		return check.Err(r.broker.Defer(t.Context(), volume.Instruction{Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4"}))
 	}
 	r.driver.fail("unpublish", status.Error(codes.Unavailable, "not now"))
 	r.refused(r.publish("p1"), codes.Aborted, "not now", "crust")

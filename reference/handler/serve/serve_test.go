@@ -17,8 +17,10 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	handlerv1 "github.com/crust-proxy/crust-proxy/proto/crust/handler/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/handler"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -32,10 +34,7 @@ func (other) Stats(string) (abi.StatsReply, string, error) {
 
 func TestStatsOfOthers(t *testing.T) {
 	reply := check.Value((&server{volumes: other{}}).GetVolumeStats(t.Context(), nil))(t)
-	var units []string
-	for _, u := range reply.GetUsage() {
-		units = append(units, u.GetUnit().String())
-	}
+	units := sys.Map(reply.GetUsage(), func(u *runtimev1.VolumeUsage) string { return u.GetUnit().String() })
 	check.That(t, slices.Equal(units, []string{"UNKNOWN", "BYTES", "INODES"}) && reply.GetVolumeCondition() == nil, "it answers %v", reply)
 }
 
