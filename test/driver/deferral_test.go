@@ -4,7 +4,6 @@ package driver_test
 
 import (
 	"context"
-	"io"
 	"os"
 	"os/exec"
 	"testing"
@@ -123,13 +122,13 @@ func TestWrongDrivers(t *testing.T) {
 		return map[string]passthrough.Local{publish: wrong(f)}
 	}
 	// deferred changes the answers to requests that ask to defer.
-	deferred := func(change func(*csi.NodePublishVolumeRequest, *csidefer.Mount)) map[string]passthrough.Local {
+	deferred := func(change func(*csi.NodePublishVolumeRequest, *csiv1.DeferredMount)) map[string]passthrough.Local {
 		return publishing(func(req *csi.NodePublishVolumeRequest, call publishCall) (*csi.NodePublishVolumeResponse, error) {
 			reply, err := call()
 			if mount, given, _ := csidefer.DeferredMount(reply); err == nil && given {
-				m := csidefer.Mount{Device: mount.GetVolumeBackingPath(), FSType: mount.GetFsType(), Flags: mount.GetMountFlags()}
-				change(req, &m)
-				csidefer.Respond(reply, m)
+				change(req, mount)
+				fields, _ := proto.Marshal(&csiv1.NodePublishVolumeResponseFields{DeferredMount: mount})
+				reply.ProtoReflect().SetUnknown(fields)
 			}
 			return reply, err
 		})
@@ -149,7 +148,6 @@ func TestWrongDrivers(t *testing.T) {
 		return call()
 	})[publish]
 	hide, _ := rig.Hide(csi.NodeServiceCapability_RPC_Type(csiv1.NodeCapability_NODE_CAPABILITY_DEFER_FS_OPS))
-	mkfs := func(device string) { _ = exec.Command("mkfs.ext4", "-qF", device).Run() }
 	elsewhere := t.TempDir()
 	for name, wrongly := range map[string]struct {
 		calls  map[string]passthrough.Local
@@ -161,38 +159,39 @@ func TestWrongDrivers(t *testing.T) {
 		// These two do nothing wrong.
 		"names the only one": {map[string]passthrough.Local{info: naming("ext4"), publish: ext4Only}, []string{"skipped: other-fs"}},
 		"names none":         {map[string]passthrough.Local{info: naming(), publish: ext4Only}, nil},
-		"drops the flags":    {deferred(func(_ *csi.NodePublishVolumeRequest, m *csidefer.Mount) { m.Flags = nil }), []string{"answer"}},
-		"makes the target": {deferred(func(req *csi.NodePublishVolumeRequest, _ *csidefer.Mount) {
+		"drops the flags":    {deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) { m.MountFlags = nil }), []string{"answer"}},
+		"names no type":      {deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) { m.VolumeType = nil }), []string{"answer"}},
+		"minds the guard": {deferred(func(req *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+			if _, err := os.Lstat(req.GetTargetPath()); err == nil {
+				m.FsType = ""
+			}
+		}), []string{"repeated"}},
+		"makes the target": {deferred(func(req *csi.NodePublishVolumeRequest, _ *csiv1.DeferredMount) {
 			_ = os.Mkdir(req.GetTargetPath(), 0o700)
 		}), []string{"target"}},
 		"mounts it": {map[string]passthrough.Local{
-			publish: deferred(func(_ *csi.NodePublishVolumeRequest, m *csidefer.Mount) {
-				_ = unix.Mount(m.Device, elsewhere, m.FSType, unix.MS_RDONLY, "noload")
+			publish: deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+				_ = unix.Mount(m.VolumeBackingPath, elsewhere, m.FsType, unix.MS_RDONLY, "noload")
 			})[publish],
 			unpublish: wrong(func(_ *csi.NodeUnpublishVolumeRequest, call func() (*csi.NodeUnpublishVolumeResponse, error)) (*csi.NodeUnpublishVolumeResponse, error) {
 				_ = unix.Unmount(elsewhere, 0)
 				return call()
 			}),
 		}, []string{"not-mounted", "repeated"}},
-		"names a file": {deferred(func(_ *csi.NodePublishVolumeRequest, m *csidefer.Mount) {
-			device, _ := os.Open(m.Device)
-			raw, _ := io.ReadAll(io.LimitReader(device, mib))
-			_ = device.Close()
-			m.Device = elsewhere + "/file"
-			_ = os.WriteFile(m.Device, raw, 0o600)
+		"names a file": {deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+			raw, _ := exec.Command("head", "-c", "1M", m.VolumeBackingPath).Output()
+			m.VolumeBackingPath = elsewhere + "/file"
+			_ = os.WriteFile(m.VolumeBackingPath, raw, 0o600)
 		}), []string{"device", "grown"}},
-		"tells secrets": {deferred(func(req *csi.NodePublishVolumeRequest, m *csidefer.Mount) {
-			m.Flags = append(m.Flags, "password="+req.GetSecrets()["password"])
+		"tells secrets": {deferred(func(req *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+			m.MountFlags = append(m.MountFlags, "password="+req.GetSecrets()["password"])
 		}), []string{"secrets"}},
-		"opens the device": {publishing(func(req *csi.NodePublishVolumeRequest, call publishCall) (*csi.NodePublishVolumeResponse, error) {
-			reply, err := call()
-			if mount, _, _ := csidefer.DeferredMount(reply); err == nil && csidefer.Requested(req) {
-				var fd int
-				if fd, err = unix.Open(mount.GetVolumeBackingPath(), unix.O_RDWR|unix.O_EXCL, 0); err == nil {
-					err = unix.Close(fd)
-				}
+		"opens the device": {deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+			device, err := os.OpenFile(m.VolumeBackingPath, os.O_RDWR|unix.O_EXCL, 0)
+			if err != nil {
+				m.FsType = ""
 			}
-			return reply, err
+			_ = device.Close()
 		}), []string{"repeated"}},
 		"mounts what is there": {publishing(func(req *csi.NodePublishVolumeRequest, call publishCall) (*csi.NodePublishVolumeResponse, error) {
 			if req.GetVolumeCapability().GetMount().GetFsType() == "xfs" {
@@ -222,7 +221,9 @@ func TestWrongDrivers(t *testing.T) {
 				return call()
 			}),
 		}, []string{"unpublish"}},
-		"formats again": {deferred(func(_ *csi.NodePublishVolumeRequest, m *csidefer.Mount) { mkfs(m.Device) }), []string{"kept"}},
+		"formats again": {deferred(func(_ *csi.NodePublishVolumeRequest, m *csiv1.DeferredMount) {
+			_ = exec.Command("mkfs.ext4", "-qF", m.VolumeBackingPath).Run()
+		}), []string{"kept"}},
 		"always defers": {publishing(func(req *csi.NodePublishVolumeRequest, call publishCall) (*csi.NodePublishVolumeResponse, error) {
 			csidefer.SetRequested(req)
 			return call()

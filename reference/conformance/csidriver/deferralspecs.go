@@ -23,6 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/disk/superblock"
 	"github.com/crust-proxy/crust-proxy/pkg/csidefer"
 	csiv1 "github.com/crust-proxy/crust-proxy/proto/crust/csi/v1"
+	runtimev1 "github.com/crust-proxy/crust-proxy/proto/crust/runtime/v1"
 	"github.com/crust-proxy/crust-proxy/reference/conformance"
 )
 
@@ -95,7 +96,7 @@ func deferralSpecs() []spec[*deferral] {
 			}
 			return nil
 		})},
-		{"repeated", "a repeated publish gives the same answer while another program has the device exclusively", answered(tryRepeated)},
+		{"repeated", "a repeated publish gives the same answer while another program has the device exclusively, and a mount is at the target", answered(tryRepeated)},
 		{"other-fs", "a request for another filesystem than the device has is FAILED_PRECONDITION, and changes nothing", answered(tryOtherFS)},
 		{"unknown-fs", "a request for a filesystem that the driver cannot make is INVALID_ARGUMENT", func(ctx context.Context, f *deferral) error {
 			return f.wantCode(ctx, "no-such-fs", codes.InvalidArgument)
@@ -162,8 +163,9 @@ func tryAnswer(_ context.Context, f *deferral) error {
 	if f.err != nil {
 		return f.err
 	}
-	if m := f.mount; m.GetVolumeBackingPath() == "" || m.GetFsType() != f.v.d.opts.FSType || !slices.Contains(m.GetMountFlags(), flag) {
-		return fmt.Errorf("device %q, filesystem %q, flags %q", m.GetVolumeBackingPath(), m.GetFsType(), m.GetMountFlags())
+	m, kind := f.mount, f.mount.GetVolumeType().GetType()
+	if kind != runtimev1.VolumeType_BLOCK || m.GetVolumeBackingPath() == "" || m.GetFsType() != f.v.d.opts.FSType || !slices.Contains(m.GetMountFlags(), flag) {
+		return fmt.Errorf("type %v, device %q, filesystem %q, flags %q", kind, m.GetVolumeBackingPath(), m.GetFsType(), m.GetMountFlags())
 	}
 	return nil
 }
@@ -237,11 +239,13 @@ func tryRepeated(ctx context.Context, f *deferral) error {
 		return fmt.Errorf("nobody may have the device: %w", err)
 	}
 	defer func() { _ = held.Close() }()
-	again, err := f.publish(ctx, nil)
-	if err == nil && !proto.Equal(f.mount, again) {
-		err = fmt.Errorf("the answer is %v and was %v", again, f.mount)
-	}
-	return err
+	return f.guarded(func() error {
+		again, err := f.publish(ctx, nil)
+		if err == nil && !proto.Equal(f.mount, again) {
+			err = fmt.Errorf("the answer is %v and was %v", again, f.mount)
+		}
+		return err
+	})
 }
 
 // wantCode checks the code of a publish that asks for a filesystem.
@@ -301,13 +305,13 @@ func tryGrownDevice(ctx context.Context, f *deferral) error {
 	})
 }
 
-// tryUnpublish has a mount at the target, as crust-proxy's guard is.
-func tryUnpublish(ctx context.Context, f *deferral) error {
+// guarded calls do while a mount is at the target, as crust-proxy's guard is, and checks that it stays.
+func (f *deferral) guarded(do func() error) error {
 	if err := cmp.Or(os.MkdirAll(f.target, 0o700), unix.Mount("guard", f.target, "tmpfs", 0, "size=4k")); err != nil {
 		return err
 	}
 	defer func() { _, _ = unix.Unmount(f.target, unix.MNT_DETACH), os.Remove(f.target) }()
-	if err := cmp.Or(f.unpublish(ctx), f.unpublish(ctx)); err != nil {
+	if err := do(); err != nil {
 		return err
 	}
 	there, err := mountinfo.Mounted(f.target)
@@ -315,6 +319,10 @@ func tryUnpublish(ctx context.Context, f *deferral) error {
 		err = errors.New("what was mounted at the target is gone")
 	}
 	return err
+}
+
+func tryUnpublish(ctx context.Context, f *deferral) error {
+	return f.guarded(func() error { return cmp.Or(f.unpublish(ctx), f.unpublish(ctx)) })
 }
 
 func tryNotAsked(ctx context.Context, f *deferral) error {
