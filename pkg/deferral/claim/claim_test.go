@@ -478,6 +478,8 @@ func TestBeside(t *testing.T) {
 	own("f", block(259, 1), image) // a partition of a loop device does not open it
 	got := o.beside("a")
 	check.That(t, slices.Equal(got, []identity{block(7, 2), block(7, 4)}), "beside a: %v", got)
-	got = o.beside("e")
-	check.That(t, len(got) == 0, "beside e: %v", got)
+	for _, key := range []volume.Key{"e", "f"} {
+		got = o.beside(key)
+		check.That(t, len(got) == 0, "beside %s: %v", key, got)
+	}
 }

@@ -155,12 +155,15 @@ func (o *owners) owned(key volume.Key) []identity {
 }
 
 // beside returns the devices of other volumes that lie directly on the volume's device, or on what
-// that lies on: all of them are read-only.
+// that lies on: all of them are read-only. The count of a partition has nothing of what its disk lies on.
 func (o *owners) beside(key volume.Key) (out []identity) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	mine := o.byKey[key]
-	for _, id := range mine {
+	for i, id := range mine {
+		if i > 0 && !openers.IsLoop(mine[i-1]) {
+			break
+		}
 		for _, other := range o.byID[id] {
 			theirs := o.byKey[other.key]
 			at := slices.Index(theirs, id)
