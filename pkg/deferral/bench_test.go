@@ -144,10 +144,8 @@ func (finder) OpenProcess(of openers.Holder) (*openers.Process, error) {
 	}
 	return (&openers.Finder{}).OpenProcess(of)
 }
-func (finder) Mark(int) openers.Mark { return openers.Mark{} }
-func (finder) AwaitClosed(context.Context, openers.Mark, time.Duration) (closed, known bool) {
-	return true, true
-}
+func (finder) Mark(int) openers.Mark                                         { return openers.Mark{} }
+func (finder) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 func (finder) Layers(file openers.File, _ int) ([]openers.File, error) {
 	return []openers.File{file, {Inode: 1}}, nil // if it is a loop device, it has an image under it
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -122,20 +121,6 @@ func TestLoopDeviceThatIsExpected(t *testing.T) {
 			q.Expected = []openers.File{{Block: true, Major: unix.Major(st.Rdev), Minor: unix.Minor(st.Rdev)}}
 			wantUsers(t, f, q, want)
 		}
-	}
-}
-
-// TestAwaitClosed waits for the last copy of the descriptor, and not for others.
-func TestAwaitClosed(t *testing.T) {
-	f, disk := counting(t), rig.Disk(t, 4*mib, "")
-	open(t, disk)
-	fd := check.Value(unix.Open(disk, unix.O_RDONLY|unix.O_CLOEXEC, 0))(t)
-	twin := check.Value(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0))(t)
-	mark := f.Mark(fd)
-	for _, end := range []int{fd, twin} {
-		check.Must(t, unix.Close(end))
-		closed, known := f.AwaitClosed(t.Context(), mark, 50*time.Millisecond)
-		check.That(t, known && closed == (end == twin), "closed %v, known %v", closed, known)
 	}
 }
 

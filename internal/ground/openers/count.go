@@ -253,19 +253,19 @@ func (f *Finder) Mark(fd int) Mark {
 }
 
 // AwaitClosed waits at most patience until the caller's open of a marked device has ended: a copy of the
-// descriptor may outlive its close. It reports whether it has, and whether that is known.
-func (f *Finder) AwaitClosed(ctx context.Context, m Mark, patience time.Duration) (closed, known bool) {
+// descriptor may outlive its close. It reports whether that is known.
+func (f *Finder) AwaitClosed(ctx context.Context, m Mark, patience time.Duration) (known bool) {
 	if m.inode == 0 {
-		return false, false
+		return false
 	}
 	deadline := time.Now().Add(patience)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		opens, err := f.count.countAt(m)
 		if err != nil {
-			return false, false
+			return false
 		}
 		if opens <= m.others || time.Now().After(deadline) || !sys.Sleep(ctx, pause) {
-			return opens <= m.others, true
+			return true
 		}
 	}
 }

@@ -245,13 +245,13 @@ func TestKeptClaimsAreGivenUpInTheEnd(t *testing.T) {
 		"by the repeated release": func(c *Table) error { return c.Release(Request{Volume: v}, nil) },
 		"by reconcile":            func(c *Table) error { c.DropKept(t.Context(), nil); return nil },
 	} {
-		for _, from := range []string{"store", "remove", "close"} {
+		for _, from := range []string{"store", "remove"} {
 			t.Run(name+" after a failed "+from, func(t *testing.T) {
 				keeper := &brokenKeeper{keptNames: keptNames{}, broken: from == "store"}
-				c := newTable(t, keeper, nil, &fakeOpeners{stays: from == "close"})
+				c := newTable(t, keeper, nil, &fakeOpeners{})
 				err := heldAs(t, c, v.Device)
 				check.Require(t, (err != nil) == keeper.broken, "%v", err)
-				keeper.broken = from != "close"
+				keeper.broken = true
 				check.Kind(t, c.Release(Request{Volume: v}, nil), volume.Busy) // a release that failed
 				keeper.broken = false
 				err = last(c)
@@ -266,7 +266,6 @@ type fakeOpeners struct {
 	who    string
 	kernel bool
 	err    error
-	stays  bool // what is closed
 	asked  int
 	under  []openers.File // of a loop device; nil asks the kernel
 	query  openers.Query  // the latest
@@ -280,11 +279,9 @@ func (f *fakeOpeners) Await(_ context.Context, q openers.Query, _ time.Duration)
 func (f *fakeOpeners) Holders(context.Context, openers.Query) ([]openers.Holder, error) {
 	return nil, nil
 }
-func (f *fakeOpeners) OpenProcess(openers.Holder) (*openers.Process, error) { return nil, nil }
-func (f *fakeOpeners) Mark(int) openers.Mark                                { return openers.Mark{} }
-func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) (closed, known bool) {
-	return !f.stays, true
-}
+func (f *fakeOpeners) OpenProcess(openers.Holder) (*openers.Process, error)          { return nil, nil }
+func (f *fakeOpeners) Mark(int) openers.Mark                                         { return openers.Mark{} }
+func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
 func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {
 	if f.under != nil {

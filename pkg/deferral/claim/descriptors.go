@@ -125,11 +125,7 @@ func (d *descriptors) release(id identity) error {
 	// A driver that detaches the device right after us must not find it busy by a copy of the descriptor: systemd closes
 	// its own in a thread, and a program that is being started has one until a moment after it runs.
 	ctx := context.Background()
-	closed, known := d.openers.AwaitClosed(ctx, mark, ReleaseTime)
-	if known && !closed { // a repeated release proves anew that nobody has it
-		return volume.Errorf(volume.Busy, "device %s: it is still open, although its claim was given up: repeat the call", held.device)
-	}
-	if known || held.mountable {
+	if d.openers.AwaitClosed(ctx, mark, ReleaseTime) || held.mountable {
 		return nil
 	}
 	// If it stays busy, somebody else has it by now.

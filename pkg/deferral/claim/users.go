@@ -21,7 +21,7 @@ type Openers interface {
 	Holders(ctx context.Context, q openers.Query) ([]openers.Holder, error)
 	OpenProcess(of openers.Holder) (*openers.Process, error)
 	Mark(fd int) openers.Mark
-	AwaitClosed(ctx context.Context, m openers.Mark, patience time.Duration) (closed, known bool)
+	AwaitClosed(ctx context.Context, m openers.Mark, patience time.Duration) (known bool)
 	Layers(file openers.File, fd int) ([]openers.File, error)
 }
 
