@@ -109,8 +109,9 @@ func TestNativeDriverThatFailsAfterItCalledTheRuntimeAPI(t *testing.T) {
 		r.ok(r.broker.Defer(t.Context(), volume.Instruction{Type: volume.Block, Target: r.target("p1"), Backing: "/dev/fake", FSType: "ext4"}))
 		return status.Error(codes.Internal, "a later step failed")
 	}
-	r.refused(r.publish("p1"), codes.Aborted, "a later step failed", "stays")
-	r.end("p1")
+	r.refused(r.publish("p1"), codes.Internal, "a later step failed")
+	r.unstage()
+	r.clean()
 }
 
 // TestNativeDriverThatStagesForAnotherHandler: the Runtime API has no field for the handler, and the pod's sandbox would

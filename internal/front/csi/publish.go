@@ -171,16 +171,19 @@ func (p *publishCall) finishError(ctx context.Context, err error) error {
 	if p.state.Published != nil {
 		return refusal.NotFinal(p.target, err)
 	}
-	err = p.undo(ctx, err, func(ctx context.Context) error {
-		if err := p.unpublishDevice(ctx); err != nil {
-			return err
+	return p.undo(ctx, err, func(ctx context.Context) error {
+		_, found, err := p.proxy.front.find(p.target)
+		if found != nil { // the driver called the Runtime API before it failed
+			err = p.release(ctx)
 		}
-		return p.unpublishUncertain(ctx)
+		if err == nil {
+			err = p.unpublishDevice(ctx)
+		}
+		if err == nil {
+			err = p.unpublishUncertain(ctx)
+		}
+		return err
 	})
-	if _, found, _ := p.proxy.front.find(p.target); found != nil { // the driver called the Runtime API before it failed
-		return refusal.NotFinal(p.target, err)
-	}
-	return err
 }
 
 // undo undoes what this call began. A volume that an earlier call published stays so.
