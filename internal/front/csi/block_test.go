@@ -83,10 +83,11 @@ func TestUnpublishOfAPodThatNeverHadTheVolume(t *testing.T) {
 		asked  bool
 		native bool
 	}{
-		"nothing there":              {make: func(*rig, string) error { return nil }},
-		"a directory":                {make: func(_ *rig, target string) error { return os.Mkdir(target, 0o750) }},
-		"a file, as of a raw device": {make: func(_ *rig, target string) error { return os.WriteFile(target, nil, 0o600) }, asked: true},
-		"a link":                     {make: func(_ *rig, target string) error { return os.Symlink("/", target) }, asked: true},
+		"nothing there":                    {make: func(*rig, string) error { return nil }},
+		"a directory":                      {make: func(_ *rig, target string) error { return os.Mkdir(target, 0o750) }},
+		"a directory with something in it": {make: func(_ *rig, target string) error { return os.MkdirAll(target+"/x", 0o750) }, asked: true},
+		"a file, as of a raw device":       {make: func(_ *rig, target string) error { return os.WriteFile(target, nil, 0o600) }, asked: true},
+		"a link":                           {make: func(_ *rig, target string) error { return os.Symlink("/", target) }, asked: true},
 		"not readable": {make: func(_ *rig, target string) error { // ENOTDIR
 			return errors.Join(os.Remove(filepath.Dir(target)), os.WriteFile(filepath.Dir(target), nil, 0o600))
 		}, asked: true},

@@ -144,17 +144,23 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 }
 
 // TestDeviceStagedBeforeAReboot: records do not outlive a reboot, the private path does, and the host has the volume next.
-// The driver is asked to unstage the device while nothing is mounted.
+// The driver is asked to unstage the device while nothing is mounted, and keeps no pod away if it refuses.
 func TestDeviceStagedBeforeAReboot(t *testing.T) {
-	r := newRig(t, deferAll)
-	r.stage()
-	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
-	r.cfg.Policy = &policy.Policy{}
-	r.restart()
-	r.begin("p1")
-	r.said("stage-block private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
-	r.end("p1")
-	r.said("unpublish kubelet", "unstage kubelet")
+	for refusal, last := range map[codes.Code][]string{
+		codes.OK: {"unpublish kubelet", "unstage kubelet"}, codes.NotFound: {"unpublish kubelet", "unstage private", "unstage kubelet"},
+	} {
+		r := newRig(t, deferAll)
+		r.stage()
+		r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+		r.cfg.Policy = &policy.Policy{}
+		r.restart()
+		r.driver.fail("unstage", status.Error(refusal, "the device is not known"))
+		r.begin("p1")
+		r.said("stage-block private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
+		r.driver.fail("unstage", nil)
+		r.end("p1")
+		r.said(last...)
+	}
 }
 
 // TestInterruptedPublishIsUndoneBeforeAnotherWay has a publish as a device end
