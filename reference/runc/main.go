@@ -1,11 +1,10 @@
-// Package runc is the reference runtime handler: an OCI runtime that mounts the deferred volumes
-// of a container in the sandbox's mount namespace, and then becomes runc.
-//
-// docs/crust-runc.md describes how, and why.
+// Package runc is the reference runtime handler: an OCI runtime that mounts the deferred volumes of a container in the
+// sandbox's mount namespace, and then becomes runc. docs/crust-runc.md describes how, and why.
 package runc
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -52,7 +51,12 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	case creates:
 		err = (&creator{cfg: cfg, runtime: path, in: in, report: report}).prepare()
 	case in.Command == "delete":
-		err = endUnstarted(path, in)
+		if err = endUnstarted(path, in); err != nil && in.Has("force", "f") {
+			// containerd deletes by force once, after a shim has died: what can be ended ends all the same.
+			cmd := exec.Command(path, args[1:]...) //nolint:gosec // the operator's runc
+			cmd.Stdout, cmd.Stderr = stdout, stderr
+			err = errors.Join(err, cmd.Run())
+		}
 	}
 	if err != nil {
 		report.Fail(err)

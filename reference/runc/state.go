@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/abi"
 	"github.com/crust-proxy/crust-proxy/pkg/runtime/oci"
@@ -133,10 +132,9 @@ func runcState(runtime string, in handler.Invocation, sandbox string) (pid int, 
 	return state.Pid, state.Bundle, nil
 }
 
-// endUnstarted deletes the containers of a sandbox that were created and never started, when
-// the sandbox itself is deleted. containerd forgets a container if kubelet gives up its start
-// while the shim creates it: its mounts would keep the volume busy for ever. Where that fails, the
-// sandbox must stay: its deletion is repeated, and nothing else ends the container.
+// endUnstarted deletes the containers of a sandbox that were created and never started, when the sandbox itself is
+// deleted. containerd forgets a container if kubelet gives up its start while the shim creates it: its mounts would keep
+// the volume busy for ever. Where that fails, the sandbox stays: its deletion is repeated, and nothing else ends them.
 func endUnstarted(runtime string, in handler.Invocation) error {
 	if in.Root == "" || len(in.Words) != 1 {
 		return nil
@@ -153,9 +151,6 @@ func endUnstarted(runtime string, in handler.Invocation) error {
 	for _, fifo := range waiting {
 		id := filepath.Base(filepath.Dir(fifo))
 		r, err := readRecord(in.Root, id)
-		if errno := unix.Errno(0); errors.As(err, &errno) && errno != unix.ENOENT {
-			errs = append(errs, fmt.Errorf("whether container %s is of the sandbox cannot be told: %w", id, err))
-		}
 		if err != nil {
 			continue // it is being deleted
 		}
