@@ -144,23 +144,20 @@ func TestRefusedStagesLeaveNoSecretsInMemory(t *testing.T) {
 }
 
 // TestDeviceStagedBeforeAReboot: records do not outlive a reboot, the private path does, and the host has the volume next.
-// The driver is asked to unstage the device while nothing is mounted, and keeps no pod away if it refuses.
+// The driver is asked to unstage the device while nothing is mounted, until it does.
 func TestDeviceStagedBeforeAReboot(t *testing.T) {
-	for refusal, last := range map[codes.Code][]string{
-		codes.OK: {"unpublish kubelet", "unstage kubelet"}, codes.NotFound: {"unpublish kubelet", "unstage private", "unstage kubelet"},
-	} {
-		r := newRig(t, deferAll)
-		r.stage()
-		r.ok(nil, os.RemoveAll(r.cfg.StateDir))
-		r.cfg.Policy = &policy.Policy{}
-		r.restart()
-		r.driver.fail("unstage", status.Error(refusal, "the device is not known"))
-		r.begin("p1")
-		r.said("stage-block private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
-		r.driver.fail("unstage", nil)
-		r.end("p1")
-		r.said(last...)
-	}
+	r := newRig(t, deferAll)
+	r.stage()
+	r.ok(nil, os.RemoveAll(r.cfg.StateDir))
+	r.cfg.Policy = &policy.Policy{}
+	r.restart()
+	r.driver.fail("unstage", status.Error(codes.Internal, "cryptsetup is not ready"))
+	r.refused(r.tryStage(r.stageReq()), codes.Internal, "cryptsetup")
+	r.driver.fail("unstage", nil)
+	r.begin("p1")
+	r.said("stage-block private", "unstage private", "unstage private", "stage-mount kubelet", "publish-mount kubelet")
+	r.end("p1")
+	r.said("unpublish kubelet", "unstage kubelet")
 }
 
 // TestInterruptedPublishIsUndoneBeforeAnotherWay has a publish as a device end

@@ -5,7 +5,6 @@ import (
 	"context"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"go.uber.org/zap"
 
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
@@ -133,10 +132,6 @@ func (s *stageCall) undoOtherStaging(ctx context.Context, asDevice bool) error {
 		return s.proxy.stager.Unstage(ctx, &s.rec)
 	}
 	_, err := s.proxy.stager.UnstageDevice(ctx, s.id, s.w.Path)
-	if err != nil && refusal.IsFinal(err) { // the driver may not know the path any more, and kubelet's unstage asks again
-		s.proxy.log.Warn("a device staged before the node's restart is not unstaged", zap.String("staging_path", s.w.Path), zap.Error(err))
-		return nil
-	}
 	return err
 }
 
