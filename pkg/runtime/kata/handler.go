@@ -159,7 +159,7 @@ func (h *Handler) Check(v *volume.Volume) error {
 			"may mount (%s): use one of these, or add it to the handler's configuration",
 			v.Target, v.FSType, strings.Join(h.cfg.Filesystems, ", "))
 	}
-	if v.Group == "0" {
+	if v.Group == "0" && !v.ReadOnly {
 		return volume.Errorf(volume.Unsupported, "volume %s: Kata cannot apply the group 0: "+
 			"leave fsGroup out, or give a group above 0", v.Target)
 	}

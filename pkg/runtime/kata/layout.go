@@ -87,7 +87,7 @@ func (layout) Encode(v *volume.Volume) ([]byte, error) {
 	if v.FSType == "xfs" && !slices.Contains(info.Options, noUUID) {
 		info.Options = append(info.Options, noUUID)
 	}
-	if v.Group != "" {
+	if v.Group != "" && !v.ReadOnly { // to change a group on a read-only mount fails, and with it the container
 		info.Metadata = map[string]string{abi.MetaGroup: v.Group}
 		if v.GroupPolicy != volume.GroupPolicyUnset {
 			info.Metadata[abi.MetaPolicy] = string(v.GroupPolicy)

@@ -298,7 +298,7 @@ func TestEncodeInfo(t *testing.T) {
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000"}}`},
 		"policy": {func(v *volume.Volume) { v.Group, v.GroupPolicy = "2000", volume.GroupOnMismatch },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","metadata":{"fsGroup":"2000","fsGroupChangePolicy":"OnRootMismatch"}}`},
-		"read-only": {func(v *volume.Volume) { v.ReadOnly, v.MountFlags = true, []string{"rw", "noatime"} },
+		"read-only": {func(v *volume.Volume) { v.ReadOnly, v.Group, v.MountFlags = true, "2000", []string{"rw", "noatime"} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime","ro"]}`},
 		"ro in the flags alone": {func(v *volume.Volume) { v.MountFlags = []string{"ro,noatime"} },
 			`{"volume-type":"directvol","device":"/dev/vdb","fstype":"ext4","options":["noatime"]}`},
@@ -354,12 +354,12 @@ func TestCheck(t *testing.T) {
 		change func(*volume.Volume)
 		want   volume.Kind
 	}{
-		"plain":           {func(*volume.Volume) {}, fine},
 		"longest target":  {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 188) }, fine},
 		"too long target": {func(v *volume.Volume) { v.Target = "/" + strings.Repeat("x", 189) }, volume.Invalid},
 		"filesystem":      {func(v *volume.Volume) { v.FSType = "ntfs" }, volume.Unsupported},
 		"group":           {func(v *volume.Volume) { v.Group = "1000" }, fine},
 		"group 0":         {func(v *volume.Volume) { v.Group = "0" }, volume.Unsupported},
+		"group, no write": {func(v *volume.Volume) { v.Group, v.ReadOnly = "0", true }, fine},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := plainVolume()
