@@ -51,12 +51,11 @@ func TestReconcileRebuildsWhatIsMissing(t *testing.T) {
 	v := n.stage(in)
 	check.Must(t, unix.Unmount(in.Target, unix.MNT_DETACH))
 	n.runtime.published = nil
-	report, err := n.Reconcile(t.Context())
-	check.Must(t, err)
+	report := check.Value(n.Reconcile(t.Context()))(t)
 	want := []deferral.Repair{{Volume: v, Action: "mount guard"}, {Volume: v, Action: "publish to runtime"}}
 	check.That(t, slices.Equal(report.Repairs, want), "repairs: %+v", report.Repairs)
-	report, err = n.Reconcile(t.Context())
-	check.That(t, err == nil && len(report.Repairs) == 0, "nothing is missing, and repaired was %+v, %v", report.Repairs, err)
+	report = check.Value(n.Reconcile(t.Context()))(t)
+	check.That(t, len(report.Repairs) == 0, "nothing is missing, and repaired was %+v", report.Repairs)
 	check.That(t, len(rig.MountPoints(in.Target)) == 1 && n.runtime.published[v.Key], "guard or projection was not rebuilt")
 	n.unstage(in.Target)
 	n.noLeftovers()

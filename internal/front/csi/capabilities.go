@@ -7,11 +7,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 )
 
 // getCapabilities adds to the driver's capabilities those without which kubelet never asks for stats, growth or health of
-// its volumes. If the driver hangs the last known ones are used: see Within.
+// its volumes. If the driver hangs (see Within) or has gone, the last known ones are used: to kubelet any error here is
+// final for the publish or stage that it was about to ask for, and it would forget what an earlier one may have done.
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
 	answer, err := staging.Within(ctx, p.driver, p.front.healthTimeout, forward)
 	reply, last := &csi.NodeGetCapabilitiesResponse{}, p.driver.LastCapabilities()
@@ -29,7 +31,7 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 			return answer, nil // kubelet gets an answer that is too long, or cannot be parsed, as it is
 		}
 		p.driver.ObserveCapabilities(reply)
-	case last != nil && p.driver.Silent():
+	case last != nil && !refusal.IsFinal(err):
 		logHealth(p, "", p.driver.Error("asked for its capabilities", err, nil))
 		offered = slices.Concat(last.Kinds, offered)
 	default:

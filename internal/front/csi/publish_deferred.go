@@ -28,10 +28,7 @@ func (p *publishCall) publishDeferred(ctx context.Context) ([]byte, error) {
 	}
 	if way == "" {
 		reply, err := p.forward(ctx)
-		if err != nil {
-			err = p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
-		}
-		return reply, err
+		return reply, p.proxy.driver.Error("asked to publish the volume", err, staging.SecretsOf(p.req))
 	}
 	if p.state.Published == nil { // else a pod has it already, and the persistent volume may have been edited since
 		if err := decision.CheckDeferrable(p.w, &p.verdict); err != nil {

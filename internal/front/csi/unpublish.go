@@ -136,11 +136,10 @@ func (u *unpublishCall) onRecord() bool {
 // forgetTarget removes the target from the record of the volume. The driver has unpublished it: a record that cannot be
 // written does not keep the pod from ending, and a restart drops targets whose directories have gone.
 func (u *unpublishCall) forgetTarget() {
-	rec := &u.rec
 	if !u.onRecord() {
 		return
 	}
-	delete(rec.Raw, u.target)
-	rec.OnHost, rec.Uncertain = staging.Without(rec.OnHost, u.target), staging.Without(rec.Uncertain, u.target)
-	u.proxy.stager.RecordOnHost(rec)
+	delete(u.rec.Raw, u.target)
+	u.rec.OnHost, u.rec.Uncertain = staging.Without(u.rec.OnHost, u.target), staging.Without(u.rec.Uncertain, u.target)
+	u.proxy.stager.RecordOnHost(&u.rec)
 }

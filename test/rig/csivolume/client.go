@@ -33,11 +33,11 @@ func NewClient(conn *grpc.ClientConn, name, kubelet string) *Client {
 	}
 }
 
-// Served tells whether the driver answers.
+// Served tells whether the driver answers. Its capabilities would not tell: the front knows the last ones.
 func (c *Client) Served() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_, err := c.Node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	_, err := c.Node.NodeGetInfo(ctx, &csi.NodeGetInfoRequest{})
 	return err
 }
 

@@ -239,10 +239,7 @@ func (s *Stager) Restage(ctx context.Context, rec *Record, asDevice bool, rule s
 	}
 	_, err = s.Stage(ctx, rec, req, asDevice, rule, func(ctx context.Context) ([]byte, error) {
 		_, err := s.driver.Node.NodeStageVolume(ctx, req)
-		if err != nil {
-			err = s.driver.Error("asked to stage the volume", err, SecretsOf(req))
-		}
-		return nil, err
+		return nil, s.driver.Error("asked to stage the volume", err, SecretsOf(req))
 	})
 	return err
 }
