@@ -223,16 +223,16 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 		})
 	}
 	device := smallOnLarge(t)
-	r := newFormatter(t, standIns(t, map[string]string{"resize2fs": "debugfs -w -R 'clri <2>' $1; exit 1"}))
+	r := newFormatter(t, standIns(t, map[string]string{"resize2fs": `printf 'clri <2>\nset_super_value state 3' | debugfs -w -f - $1; exit 1`}))
 	for _, grow := range []bool{true, true, false} {
 		wantCutOff(t, r.growing(device, func(q *mkfs.Request) { q.Grow = grow }))
 	}
+	wantCutOff(t, newFormatter(t).growing(device, func(*mkfs.Request) {})) // after a reboot, or on another node
 	byHand(device)
 	r = newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 	for _, grow := range []bool{false, true, true} {
 		check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Grow = grow }))
-		left, err := os.ReadDir(filepath.Dir(r.conf.LockFile) + "/unfinished")
-		check.That(t, err == nil && len(left) == 0, "on record after it was repaired by hand: %v, %v", left, err)
+		check.Equal(t, len(check.Value(os.ReadDir(filepath.Dir(r.conf.LockFile)+"/unfinished"))(t)), 0, "on record after it was repaired by hand")
 	}
 }
 

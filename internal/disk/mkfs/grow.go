@@ -31,7 +31,8 @@ const checkWait = time.Minute
 type growth struct {
 	j    *job
 	uuid string
-	// cutOff: an earlier growth was interrupted, so e2fsck must check the filesystem first.
+	// cutOff: an earlier growth was interrupted, so e2fsck must check the filesystem first. After a reboot, or on another
+	// node, only the filesystem shows it: resize2fs sets the error state meanwhile, and the kernel sets it with a count.
 	cutOff bool
 }
 
@@ -40,11 +41,11 @@ func (g *growth) run(ctx context.Context) error {
 		g.warnIfSmall(ctx)
 		return nil
 	}
-	needed, size, err := g.needed(ctx)
+	needed, err := g.needed(ctx)
 	if err != nil || !needed {
 		return err
 	}
-	log := g.j.f.cfg.Log.With(zap.String("target", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", size))
+	log := g.j.f.cfg.Log.With(zap.String("target", g.j.req.Volume), zap.String("device", g.j.req.Path), zap.Int64("size", g.j.dev.size))
 	began := time.Now()
 	why, err := g.grow(ctx)
 	if err != nil {
@@ -63,31 +64,32 @@ func (g *growth) warnIfSmall(ctx context.Context) {
 	if !g.j.req.Grow || g.j.req.ReadOnly {
 		return
 	}
-	if super, size, err := g.sizes(ctx); err == nil && super.Bytes <= size && !super.Fills(size) {
+	if super, err := g.measure(ctx); err == nil && super.Bytes <= g.j.dev.size && !super.Fills(g.j.dev.size) {
 		g.j.f.cfg.Log.Warn("a filesystem is smaller than its device, and the node grows only an ext4: the sandbox gets it as it is, and a pod "+
 			"without sandbox grows it, by thenOnHost: allow in the policy's rule", zap.String("target", g.j.req.Volume),
-			zap.String("device", g.j.req.Path), zap.String("filesystem", g.j.req.FSType), zap.Int64("size", size))
+			zap.String("device", g.j.req.Path), zap.String("filesystem", g.j.req.FSType), zap.Int64("size", g.j.dev.size))
 	}
 }
 
-func (g *growth) needed(ctx context.Context) (needed bool, size int64, err error) {
+func (g *growth) needed(ctx context.Context) (needed bool, err error) {
 	begun, uuid, err := g.j.dev.intent.begun()
 	if err != nil {
-		return false, 0, g.j.dev.errorf(volume.Internal, "%w", err)
+		return false, g.j.dev.errorf(volume.Internal, "%w", err)
 	}
 	growing, may := begun == workGrowing, g.j.req.Grow && !g.j.req.ReadOnly
 	if !growing && !may {
-		return false, 0, nil
+		return false, nil
 	}
-	super, size, err := g.sizes(ctx)
+	super, err := g.measure(ctx)
 	if err != nil {
-		return false, 0, g.unknown(growing, err)
+		return false, g.unknown(growing, err)
 	}
-	if g.cutOff = growing && super.UUID == uuid; g.cutOff && !may {
-		return false, 0, g.repairedByHand(super)
+	g.cutOff = growing && super.UUID == uuid || may && super.Errors != nil && super.Errors.Count == 0
+	if g.cutOff && !may {
+		return false, g.repairedByHand(super)
 	}
 	g.uuid = super.UUID
-	return g.cutOff || may && super.Bytes <= size && !super.Fills(size), size, nil
+	return g.cutOff || may && super.Bytes <= g.j.dev.size && !super.Fills(g.j.dev.size), nil
 }
 
 // unknown is the error if the sizes are not known. Only a growth that was cut off needs them.
@@ -113,19 +115,19 @@ func (g *growth) repairedByHand(super *superblock.Super) error {
 
 var errUnreadable = errors.New("its superblock cannot be read")
 
-func (g *growth) sizes(ctx context.Context) (super *superblock.Super, device int64, err error) {
+// measure reads the superblock, and the size of the device.
+func (g *growth) measure(ctx context.Context) (super *superblock.Super, err error) {
 	file, err := g.j.dev.openAlone(ctx, unix.O_RDONLY)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer sys.CloseFileAlone(file)
 	super, err = superblock.Read(file, g.j.req.FSType)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%w: %w", errUnreadable, err)
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
-	device, err = file.Seek(0, io.SeekEnd)
-	g.j.dev.size = device
-	return super, device, err
+	g.j.dev.size, err = file.Seek(0, io.SeekEnd)
+	return super, err
 }
 
 // grow checks and grows the filesystem. If it did not, why has the reason.
@@ -162,7 +164,7 @@ func (g *growth) turn(ctx context.Context, wait time.Duration) (*os.File, error)
 // refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.
 func (g *growth) refuse(why string) error {
 	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
-		"or restore the volume. This is on record in %s", why, g.j.dev.intent)
+		"or restore the volume. This is on record in %s, or by the filesystem's error state without an error count", why, g.j.dev.intent)
 }
 
 // resize grows the filesystem. If that failed, why has the reason; sound is false if the filesystem must not be used.

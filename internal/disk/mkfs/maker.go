@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -116,11 +115,7 @@ func (j *job) sync(witness *os.File) error {
 	if err == nil {
 		return nil
 	}
-	kind := volume.Internal
-	if errors.Is(err, unix.ENOSPC) {
-		kind = volume.Exhausted
-	}
-	return j.dev.errorf(kind, "mkfs.%s ended well, but its writes did not reach the device "+
+	return j.dev.errorf(volume.DiskKind(err), "mkfs.%s ended well, but its writes did not reach the device "+
 		"(is the storage behind it full?): %w", j.req.FSType, err)
 }
 
