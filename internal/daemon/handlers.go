@@ -127,7 +127,7 @@ type followed struct{ tracker }
 
 func (f followed) findings() (_, out []string) {
 	if !f.Ready() {
-		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): those of Kata's Rust runtime are not found, and volumes of Kata may stay", f.LastError()))
+		out = append(out, fmt.Sprintf("sandboxes cannot be followed (%v): their end is detected late; with Kata, those of its Rust runtime are not found, and volumes may stay", f.LastError()))
 	}
 	return nil, out
 }

@@ -47,7 +47,7 @@ func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 	for i, v := range slices.Concat(volumes, held) {
 		if what := describe(v); (v.Origin != nil || !throughFront) && ours(v.Driver) {
 			if i >= len(volumes) {
-				what += ", released by force while it was open: end the process that crustctl doctor names"
+				what += ", released by force while it was open: crustctl doctor says how to end what has it"
 			}
 			out.volumes = append(out.volumes, what)
 		}
@@ -315,7 +315,7 @@ func livesThere(samples model.Vector, own string) error {
 	}
 	var found []string
 	if slices.Sort(of); count > 0 {
-		found = append(found, fmt.Sprintf("%d deferred volume(s) live there, of %s", count, strings.Join(slices.Compact(of), ", ")))
+		found = append(found, fmt.Sprintf("%d deferred volume(s) live there, of driver %s", count, strings.Join(slices.Compact(of), ", ")))
 	}
 	if unusable > 0 {
 		found = append(found, fmt.Sprintf("%d record(s) there cannot be used, and may be of volumes: crustctl doctor names them", unusable))

@@ -258,12 +258,12 @@ func TestNodesAreAskedWhetherVolumesLive(t *testing.T) {
 		nodeWith(t, telemetry.VolumeCount{State: "adopted", Driver: "x", Handler: "kata", Count: 1}):   {"0", "any of 1 nodes"},
 		nodeWith(t, telemetry.VolumeCount{State: "refused", Driver: "x", Count: 4}):                    {"0", "any of 1 nodes"},
 		nodeWith(t, kept, telemetry.VolumeCount{State: "removing", Driver: "b", Handler: "kata", Count: 1}): {
-			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of b, ebs.csi.aws.com", "crustctl list",
+			"1", "node 127.0.0.1: 3 deferred volume(s) live there, of driver b, ebs.csi.aws.com", "crustctl list",
 		},
 		nodeIn(t, telemetry.NodeState{BadRecords: 2}):          {"1", "node 127.0.0.1: 2 record(s) there cannot be used"},
 		nodeWithStaged(t, nil, published, "vol-1"):             {"0", "any of 1 nodes"}, // counted as a volume
-		nodeWithStaged(t, nil, published, "vol-1", "vol-2"):    {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of ebs.csi.aws.com", "crust-proxy removable"},
-		nodeWithStaged(t, errors.New("a damaged record"), nil): {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of unknown"},
+		nodeWithStaged(t, nil, published, "vol-1", "vol-2"):    {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of driver ebs.csi.aws.com", "crust-proxy removable"},
+		nodeWithStaged(t, errors.New("a damaged record"), nil): {"1", "node 127.0.0.1: 1 deferred volume(s) live there, of driver unknown"},
 		"127.0.0.1:1":                     {"1", "node 127.0.0.1: its crust-proxy cannot be asked"},
 		served(t, http.NotFoundHandler()): {"1", "the answer is 404"},
 		served(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "up 1") })):   {"1", "is no crust-proxy"},

@@ -53,7 +53,7 @@ func (o *orphans) find(ctx context.Context, rec *record) (found []Orphan, handle
 	handler, able := o.handlers.tracking(&rec.Volume)
 	switch {
 	case !able:
-		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: its runtime handler cannot tell which sandboxes have ended: end its processes by hand", rec.Target)
+		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: its runtime handler cannot tell which sandboxes have ended: end the sandbox (crictl stopp, ctr task rm), or its processes by hand", rec.Target)
 	case o.claims.IsShared(rec.Device):
 		return nil, nil, volume.Errorf(volume.Unsupported, "volume %s: other volumes share its device, so it is not known which volume a process uses: "+
 			"end the processes by hand", rec.Target)

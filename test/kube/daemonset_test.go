@@ -258,7 +258,7 @@ func (d *daemonSet) wantRemovalRefused() {
 		return err
 	})
 	err := <-refused
-	for _, words := range []string{"job crust-proxy-removal failed", "1 deferred volume(s) live there, of " + cluster.Block, " behind the front there: "} {
+	for _, words := range []string{"job crust-proxy-removal failed", "1 deferred volume(s) live there, of driver " + cluster.Block, " behind the front there: "} {
 		check.That(d.k.T, err != nil && strings.Contains(err.Error(), words), "helm removes it while a volume lives, or does not say %q: %v", words, err)
 	}
 	d.rollback(err)

@@ -29,7 +29,7 @@ func checkRuntime(ctx context.Context, n Node, _ Daemon) (found []Finding) {
 		default:
 			found = append(found, warning("systemctl status containerd; where the socket is another one, set containerd.socket in crust-proxy's configuration; "+
 				"for CRI-O set that to \"\" and cri.socket to /run/crio/crio.sock",
-				"the container runtime cannot be reached on %s: sandboxes of Kata's Rust runtime are not found, and volumes of Kata may stay (%v)", socket, errors.Unwrap(err)))
+				"the container runtime cannot be reached on %s (%v): the end of sandboxes is detected late; with Kata, those of its Rust runtime are not found, and volumes may stay", socket, errors.Unwrap(err)))
 		}
 	}
 	return orOK(found, "no container runtime is used by this daemon's configuration")

@@ -23,7 +23,7 @@ func checkDaemon(_ context.Context, n Node, d Daemon) []Finding {
 		return []Finding{waiting("%v", d.Err)}
 	}
 	if !d.up() {
-		found := []Finding{failure(d.Advice, "the daemon does not answer: %v", d.Err)}
+		found := []Finding{failure(d.Advice, "the daemon cannot be asked: %v", d.Err)}
 		if holder := sys.LockHolder(n.at(n.Config.RunDir) + "/daemon.lock"); holder != "" && d.Absent {
 			found = append(found, failure("end it, or find out why it does not end", "the lock of the run directory %s is held by %s", n.Config.RunDir, holder))
 		}
@@ -98,7 +98,7 @@ func volumeFindings(v *adminv1.Volume) (found []Finding) {
 	look := "crustctl get " + show.ShortID(v.GetId())
 	switch {
 	case v.GetReleasedByForce():
-		return []Finding{failure("delete its pod, or where that has gone: crustctl end "+v.GetId()+"; until then give the device to nobody else",
+		return []Finding{failure("delete its pod, or where that has gone: "+toEnd(v)+"; until then give the device to nobody else",
 			"volume %s was released by force %s ago, and its device %s is still open in %s, which may write to it beside the next owner",
 			v.GetTargetPath(), since(v.GetHeldSince()), v.GetDevice(), v.GetHeldBy())}
 	case v.GetState() == adminv1.VolumeState_VOLUME_STATE_DEGRADED:
@@ -117,7 +117,7 @@ func volumeFindings(v *adminv1.Volume) (found []Finding) {
 			show.Pod(v), v.GetSupplementalGroup(), v.GetGroupProblem())}
 	}
 	if v.GetHeldBy() != "" {
-		found = append(found, warning("if that is the VM of a pod that has gone: crustctl end "+v.GetId(),
+		found = append(found, warning("if its pod has gone: "+toEnd(v),
 			"volume %s: its device %s is to be released or claimed, and has been open in %s for %s", v.GetTargetPath(), v.GetDevice(),
 			v.GetHeldBy(), since(v.GetHeldSince())))
 	}
@@ -126,6 +126,11 @@ func volumeFindings(v *adminv1.Volume) (found []Finding) {
 			"and go on by themselves in %s", v.GetTargetPath(), since(v.GetFrozenSince()), show.Duration(time.Until(v.GetFrozenUntil().AsTime()))))
 	}
 	return found
+}
+
+// toEnd says how a sandbox ends that still has the volume. The handler crust cannot tell whether one has ended.
+func toEnd(v *adminv1.Volume) string {
+	return show.Either(v.GetHandler() == "crust", "end its sandbox (crictl stopp, ctr task rm), or unmount it", "crustctl end "+v.GetId())
 }
 
 func since(at *timestamppb.Timestamp) string { return show.Duration(time.Since(at.AsTime())) }

@@ -171,8 +171,8 @@ func daemonFaults() []bad {
 			v.FrozenSince = timestamppb.Now()
 		}), Warn, "stats timed out", "crustctl get"},
 		{"released by force", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_HELD, "its device is open", func(v *adminv1.Volume) {
-			v.ReleasedByForce, v.HeldBy, v.Device = true, "process 7", "/dev/x"
-		}), Error, "/dev/x is still open in process 7", "crustctl end"},
+			v.ReleasedByForce, v.HeldBy, v.Device, v.Handler = true, "process 7", "/dev/x", "crust"
+		}), Error, "/dev/x is still open in process 7", "where that has gone: end its sandbox"},
 		{"held", "volumes", volumeAs(adminv1.VolumeState_VOLUME_STATE_REMOVING, "its device is open", func(v *adminv1.Volume) {
 			v.HeldBy, v.HeldSince = "process 7", timestamppb.New(time.Now().Add(-48*time.Hour))
 		}), Warn, "open in process 7 for 2d", "crustctl end"},

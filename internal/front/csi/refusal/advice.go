@@ -11,19 +11,19 @@ import (
 // What a user of Kubernetes can do about errors of the core, which knows no pods.
 const (
 	DeletePod = "delete its pod"
-	EndVM     = "if that is the VM of a pod that has gone, end the VM (`crustctl end`; never only its shim), and repeat"
+	EndVM     = "if that is the VM of a pod that has gone, end the VM (with Kata: `crustctl end`; never only its shim), and repeat"
 	WaitForIt = "wait until the other pod is gone (a Deployment needs strategy: Recreate for that)"
 )
 
 // WithAdvice adds to an error of the broker what to do about it. It is harmless to call it twice.
 func WithAdvice(err error) error {
-	_, held := errors.AsType[*claim.HeldError](err)
+	held, isHeld := errors.AsType[*claim.HeldError](err)
 	_, owned := errors.AsType[*claim.OwnedError](err)
 	advice := ""
 	switch {
 	case errors.Is(err, claim.ErrLost):
 		advice = DeletePod
-	case held:
+	case isHeld && !(held.By.Kernel && strings.HasSuffix(held.By.Names, "unmount it")):
 		advice = EndVM
 	case owned:
 		advice = WaitForIt

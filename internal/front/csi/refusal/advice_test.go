@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral/claim"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
@@ -12,8 +13,10 @@ import (
 
 // TestAdvice: each typed error of the core gets its advice once, and keeps its kind and its type.
 func TestAdvice(t *testing.T) {
-	for want, cause := range map[string]error{
-		DeletePod: claim.ErrLost, EndVM: &claim.HeldError{}, WaitForIt: &claim.OwnedError{Target: "/t"}, "": errors.New("another"),
+	mounted := openers.Users{Kernel: true, Names: "this node's kernel: loop1 is mounted at /mnt; unmount it"}
+	for cause, want := range map[error]string{
+		claim.ErrLost: DeletePod, &claim.HeldError{}: EndVM, &claim.OwnedError{Target: "/t"}: WaitForIt, errors.New("another"): "",
+		&claim.HeldError{By: mounted}: "",
 	} {
 		err := volume.Errorf(volume.InUse, "volume /v: %w", cause)
 		got := WithBrokerParty(WithAdvice(err))
