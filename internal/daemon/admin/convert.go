@@ -100,7 +100,7 @@ func (n *Node) showFreeze(s deferral.Status, out *adminv1.Volume) {
 	case err == nil && !able:
 		out.Snapshots = "as after a crash (the handler " + s.Handler + " cannot freeze)"
 	default:
-		out.Snapshots = "as after a crash, unless frozen: crustctl freeze"
+		out.Snapshots = "as after a crash, unless frozen while its pod runs: crustctl freeze"
 	}
 }
 

@@ -2,7 +2,6 @@ package admin
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"slices"
 
@@ -210,13 +209,12 @@ func (n *Node) growLater(ctx context.Context, v *volume.Volume, wish volume.Rang
 	if !known {
 		return 0, volume.Errorf(volume.Internal, "volume %s: the size of its device %s cannot be told", v.Target, v.Device.Path)
 	}
-	if size < wish.Required || wish.Limit > 0 && size > wish.Limit {
-		asked := fmt.Sprintf("%d or more", wish.Required)
-		if wish.Limit > 0 {
-			asked = fmt.Sprintf("%d to %d", wish.Required, wish.Limit)
-		}
-		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %s are asked for: "+
-			"the driver grows the device first", v.Target, v.Device.Path, size, asked)
+	if size < wish.Required {
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, and %d or more are asked for: "+
+			"the driver grows the device first", v.Target, v.Device.Path, size, wish.Required)
+	}
+	if wish.Limit > 0 && size > wish.Limit {
+		return 0, volume.Errorf(volume.OutOfRange, "volume %s: its device %s has %d bytes, more than the limit of %d", v.Target, v.Device.Path, size, wish.Limit)
 	}
 	return size, n.Broker.GrowAtMount(ctx, v.Key, size)
 }

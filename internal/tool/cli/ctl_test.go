@@ -288,7 +288,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"no sandbox", failing(codes.Unavailable, "volume /v: no sandbox has mounted it now"), "stats aa11bb", command.ExitFailure, []string{"while its pod runs", "crustctl get"}},
 		{"no socket", nil, "list --socket /etc/passwd", command.ExitFailure, []string{"/etc/passwd is not a socket", "--socket"}},
 		{"connection closed at once", func(b *bench) { b.closing() }, "list", command.ExitFailure, []string{"authorization.admin.uids", "sudo"}},
-		{"older daemon, drivers", failing(codes.Unimplemented, "unknown method"), "drivers", command.ExitFailure, []string{"older than crustctl"}},
+		{"another socket", failing(codes.Unimplemented, "unknown service crust.admin.v1.Admin"), "drivers", command.ExitFailure, []string{"the daemon's admin socket?"}},
+		{"what is asked is refused", failing(codes.PermissionDenied, "/x lies below no root"), "reconcile", command.ExitFailure, []string{"no root (PermissionDenied)"}},
 		{"older daemon", failing(codes.Unimplemented, "unknown method"), "reconcile", command.ExitFailure, []string{"older than crustctl"}},
 		{"a runtime that cannot", failing(codes.Unimplemented, "volume /v: the handler cannot grow it"), "expand aa11bb", command.ExitFailure, []string{"cannot grow it (Unimplemented)"}},
 		{"hangs", func(b *bench) { b.admin.hang = true; b.serve() }, "stats aa11bb --timeout 2s", command.ExitFailure, []string{"no answer in time", "--timeout"}},
@@ -552,18 +553,10 @@ func getShows(t *testing.T, change func(*adminv1.Volume), want, never string) {
 	check.That(t, strings.Contains(got, want) && !strings.Contains(got, never), "no %q, or %q, in:\n%s", want, never, got)
 }
 
-// A growth that the handler's sandboxes never do is shown as one that waits.
-func TestGrowthThatWaits(t *testing.T) {
+// TestGetShows: a growth that waits for another pod, a freeze, and below the pod's group that it has no effect.
+func TestGetShows(t *testing.T) {
 	getShows(t, func(v *adminv1.Volume) { v.GrowWaits = "it grows when the pod is deleted" }, "20GiB (waits: it grows when the pod is deleted)", "next mount")
-}
-
-// A frozen volume is shown as such.
-func TestGetShowsAFreeze(t *testing.T) {
-	getShows(t, func(v *adminv1.Volume) { v.FrozenSince = before(30 * time.Second) }, "for 30s; crustctl thaw", "\x1b")
-}
-
-// Where the pod's group has no effect, that stands below it.
-func TestGetShowsAnIgnoredGroup(t *testing.T) {
+	getShows(t, func(v *adminv1.Volume) { v.FrozenSince = before(30 * time.Second) }, "for 30s so far; crustctl thaw", "\x1b")
 	getShows(t, func(v *adminv1.Volume) { v.GroupProblem = "fsGroup is ignored\x1b[2J" },
 		"Group:         2000 (OnRootMismatch)\n-              fsGroup is ignored", "\x1b[2J")
 }

@@ -37,13 +37,15 @@ func (c *client) explain(err error) error {
 		return c.explainUnavailable(message)
 	case st.Code() == codes.DeadlineExceeded && c.conn.GetState() != connectivity.Ready:
 		return c.unanswered()
-	case st.Code() == codes.PermissionDenied || st.Code() == codes.Unauthenticated:
+	case st.Code() == codes.PermissionDenied && strings.HasPrefix(message, "uid "): // else it refuses what was asked, not the caller
 		return command.Explain(fmt.Errorf("the daemon refused: %s", message), c.permission())
 	case st.Code() == codes.DeadlineExceeded:
 		return command.Explain(fmt.Errorf("no answer in time: %s", message),
 			"A sandbox may hang. Give more time with --timeout; 'crustctl get VOLUME' shows what is known.")
 	case st.Code() == codes.Canceled:
 		return errors.New("interrupted")
+	case st.Code() == codes.Unimplemented && strings.HasPrefix(message, "unknown service"):
+		return command.Explain(errors.New(message), "Is "+c.socket+" the daemon's "+c.daemon.api+" socket?")
 	case st.Code() == codes.Unimplemented && unknownCall(message):
 		return command.Explain(errors.New(message), "The daemon may be older than crustctl: see 'crustctl version'.")
 	}
@@ -73,7 +75,7 @@ func (c *client) explainUnavailable(message string) error {
 // unknownCall reports whether the daemon does not know the call. gRPC has the same code for a
 // runtime that cannot do what the call asks for.
 func unknownCall(message string) bool {
-	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "unknown service") ||
+	return strings.HasPrefix(message, "unknown method") ||
 		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
 }
 
@@ -86,13 +88,14 @@ func hungUp(message string) bool {
 
 func (c *client) explainDial(dial error) error {
 	socket, service := c.socket, c.daemon.service()
+	info, statErr := os.Stat(socket)
 	give := "Give " + show.Either(c.daemon.api != apiAdmin, "--runtime-socket", "--socket or set "+socketVariable)
 	switch {
 	case errors.Is(dial, fs.ErrPermission):
 		return command.Explain(fmt.Errorf("permission denied on the %s socket %s", c.daemon.api, socket), c.permission())
 	case errors.Is(dial, fs.ErrNotExist):
 		return c.unserved(absent+"there is no socket "+socket, validate+", or see '"+service.Status()+"'. Is the socket elsewhere? "+give+".")
-	case errors.Is(dial, syscall.ECONNREFUSED) && !isSocket(socket):
+	case errors.Is(dial, syscall.ECONNREFUSED) && statErr == nil && info.Mode().Type() != fs.ModeSocket:
 		return command.Explain(fmt.Errorf("%s is not a socket", socket), give+" to the daemon's "+c.daemon.api+" socket.")
 	case errors.Is(dial, syscall.ECONNREFUSED):
 		return c.notRunning("nobody listens on " + socket)
@@ -116,12 +119,6 @@ func (c *client) unanswered() error {
 // unserved is the error of a call that no daemon took, with what systemd knows of it.
 func (c *client) unserved(what, advice string) error {
 	return command.Explain(c.unit.describe(context.Background(), what), advice)
-}
-
-// isSocket is also true if the file cannot be examined.
-func isSocket(path string) bool {
-	info, err := os.Stat(path)
-	return err != nil || info.Mode().Type() == fs.ModeSocket
 }
 
 func statusAndLogs(service doctor.Service) string {

@@ -335,7 +335,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		t.Add(printer.Text("Held by:"), printer.Painted(show.Red, v.GetHeldBy()+", for "+w.age(v.GetHeldSince())))
 	}
 	if v.GetFrozenSince() != nil {
-		t.Add(printer.Text("Frozen:"), printer.Painted(show.Yellow, "for "+w.age(v.GetFrozenSince())+"; crustctl thaw ends that"))
+		t.Add(printer.Text("Frozen:"), printer.Painted(show.Yellow, "for "+w.age(v.GetFrozenSince())+" so far; crustctl thaw ends that"))
 	}
 	t.Pair("Snapshots:", v.GetSnapshots())
 	how := show.Either(v.GetGrowWaits() != "", "waits: "+v.GetGrowWaits(), "at the next mount")
@@ -350,7 +350,7 @@ func (w *volumeView) describe(v *adminv1.Volume) error {
 		return err
 	}
 	if len(v.GetUsage()) == 0 {
-		return w.out.Line("Usage:         not known yet; ask with: crustctl stats " + show.ShortID(v.GetId()))
+		return w.out.Line("Usage:         not known yet; while its pod runs, ask with: crustctl stats " + show.ShortID(v.GetId()))
 	}
 	since := show.When(isStale(v), ", and not again since")
 	return cmp.Or(w.out.Line("\nUsage, learned "+w.age(v.GetUsageAt())+" ago"+since+":"), w.out.Table(usageTable(v.GetUsage())))
@@ -372,7 +372,7 @@ func (w *volumeView) sandbox(s *adminv1.Sandbox) string {
 func number(n int64) string { return strconv.FormatInt(n, 10) }
 
 func stateCell(v *adminv1.Volume) printer.Cell {
-	detail := show.Either(v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED, v.GetRefusedBy(), v.GetHeldBy())
+	detail := show.When(v.GetState() == adminv1.VolumeState_VOLUME_STATE_REFUSED, v.GetRefusedBy())
 	return printer.Painted(show.StateColour(v.GetState()), show.WithDetail(show.StateName(v.GetState()), detail))
 }
 

@@ -73,7 +73,7 @@ that is made in between is consistent if thaw succeeds afterwards.`,
 			return out.Line(fmt.Sprintf("All writes to %s are blocked for %s at most: thaw it before then.", named(v), most))
 		})
 	})
-	cmd.Flags().DurationVar(&most, "for", time.Minute, "when writes go on by themselves")
+	cmd.Flags().DurationVar(&most, "for", time.Minute, "when writes go on by themselves, at most 10m with crust-runc and crust-vm")
 	return cmd
 }
 
