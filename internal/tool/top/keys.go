@@ -115,7 +115,7 @@ func helpPage(c canvas) []string {
 		lines = slices.DeleteFunc(lines, func(line string) bool { return line == "" })
 	}
 	page := append(lines, make([]string, c.height)...)[:c.height]
-	page[c.height-1] = c.paint(show.Faint, "any key: back")
+	page[c.height-1] = c.paint(show.Faint, "any key: back"+show.When(len(lines) >= c.height, "; the rest needs more lines"))
 	for i := range page {
 		page[i] = c.line("", page[i])
 	}

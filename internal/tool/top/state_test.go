@@ -379,6 +379,7 @@ func TestQuitAndSuspend(t *testing.T) {
 func TestTimesOfStatsFitTheirColumn(t *testing.T) {
 	for _, ascii := range []bool{false, true} {
 		s := New(Settings{ASCII: ascii}, now)
+		check.Equal(t, s.canvas.latency(&row{asked: true, took: time.Second}), "-", "the time of a volume without a sandbox")
 		for d := time.Duration(0); d < 1000*time.Hour; d += 1 + d/7 {
 			r := &row{asked: true, failed: true, took: d}
 			got := s.canvas.latency(r)

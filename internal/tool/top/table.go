@@ -229,7 +229,7 @@ func latencyColour(r *row) string {
 
 // latency is how long the sandbox took to answer, marked if the request failed. It takes at most six cells.
 func (c canvas) latency(r *row) string {
-	if !r.asked {
+	if !r.asked || !r.failed && r.v.GetSandbox() == nil { // the time of another sandbox, or of a failure that the daemon keeps to itself
 		return "-"
 	}
 	mark := show.When(r.failed, "!")
