@@ -81,7 +81,7 @@ func (p page) write(version, date, programs, dir string) error {
 			text += ".SH " + strings.ToUpper(roff(p.program+" "+command)) + "\n" + body(help, false)
 		}
 	}
-	return p.save(dir, text+".SH SEE ALSO\n/usr/share/doc/crust\\-proxy/docs\n")
+	return p.save(dir, text+".SH SEE ALSO\n/usr/share/doc/crust\\-proxy/docs (package crust-proxy)\n")
 }
 
 func (p page) head(version, date string) string {

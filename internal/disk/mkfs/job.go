@@ -235,8 +235,8 @@ func (j *job) checkGiven(ctx context.Context) error {
 		return nil
 	}
 	what := cmp.Or(found.signatures(), "no known signature")
-	return j.dev.errorf(unmet, "holds %s, but the driver, which defers by itself, reports %s: correct the filesystem "+
-		"type that it reports, or the device", what, j.req.FSType)
+	return j.dev.errorf(unmet, "holds %s, and not %s, which the driver that defers by itself (or crustctl publish) says: "+
+		"correct the filesystem type that it says, or the device", what, j.req.FSType)
 }
 
 // hasMark reports whether the device has a mark. It opens the device without O_EXCL.

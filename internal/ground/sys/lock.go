@@ -50,7 +50,8 @@ func processText(pid string) string {
 	name, _ := ReadLine("/proc/" + pid + "/comm")
 	text := fmt.Sprintf("process %s (%.40q)", pid, name)
 	if groups, err := os.ReadFile("/proc/" + pid + "/cgroup"); err == nil { //nolint:gosec // a pod's has more bytes than ReadLine reads
-		text += fmt.Sprintf(" of the control group %.72q", path.Base(strings.TrimSpace(string(groups))))
+		group := strings.TrimSpace(string(groups))
+		text += fmt.Sprintf(" of the control group %.72q", path.Base(group[strings.LastIndex(group, ":/")+1:]))
 	}
 	stat, _ := ReadLine("/proc/" + pid + "/stat")
 	switch _, state, _ := strings.Cut(stat, ") "); {
