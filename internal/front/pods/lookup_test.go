@@ -219,8 +219,8 @@ func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
 		"None":                       {csiDriver(none), nil, "", nil, false},
 		"File, read-only":            {csiDriver(storagev1.FileFSGroupPolicy), nil, "", readOnlyClaim, false},
 		"inline without type":        {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver}), false},
-		"inline with type":           {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: ptr("xfs")}), true},
-		"inline, type, read-only":    {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: ptr("xfs"), ReadOnly: &yes}), false},
+		"inline with type":           {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: new("xfs")}), true},
+		"inline, type, read-only":    {nil, nil, "", inline(&corev1.CSIVolumeSource{Driver: driver, FSType: new("xfs"), ReadOnly: &yes}), false},
 		"a container's own readOnly": {nil, nil, "", func(p *corev1.Pod) { p.Spec.Containers[0].VolumeMounts[0].ReadOnly = true }, true},
 	}
 	for name, one := range cases {
@@ -234,8 +234,7 @@ func TestGroupIsForWhatKubeletWouldChange(t *testing.T) {
 				pv.Spec.AccessModes = []corev1.PersistentVolumeAccessMode{one.mode}
 			}
 			p := aPod("a", "data")
-			group := int64(7)
-			p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group}
+			p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(7))}
 			if one.change != nil {
 				one.change(p)
 			}
@@ -255,15 +254,12 @@ func inline(from *corev1.CSIVolumeSource) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{CSI: from} }
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // TestGroupWaitsForDrivers: without their policies nobody knows whose the files shall be.
 func TestGroupWaitsForDrivers(t *testing.T) {
 	f := newFakeAPI(t)
 	f.setRefused("list csidrivers", 403)
 	p := aPod("grouped")
-	group := int64(7)
-	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: &group}
+	p.Spec.SecurityContext = &corev1.PodSecurityContext{FSGroup: new(int64(7))}
 	f.put(p, aPod("plain"))
 	c := start(t, f, hasty)
 	eventually(t, c, "the failure is seen", func() bool { return c.health.problem(allDrivers) != nil && c.pods.table.ready() })

@@ -55,6 +55,7 @@ func NewMetrics(version string) *Metrics {
 	gauge("crust_proxy_build_info", "1, labelled by version.", "version").WithLabelValues(version).Set(1)
 	return &Metrics{
 		Registry:   registry,
+		drivers:    drivers{seen: make(map[string]bool), bypasses: make(map[string]int)},
 		calls:      counter("crust_proxy_calls_total", "Calls answered, by gRPC code.", "service", "method", "driver", "handler", "code"),
 		durations:  histogram("crust_proxy_call", "Time taken by calls.", "service", "method", "driver", "handler"),
 		refused:    counter("crust_proxy_claims_refused_total", "Devices that were not given to a volume, by reason.", "reason"),
@@ -181,9 +182,6 @@ type drivers struct {
 func (d *drivers) addBypass(label string, n int) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.bypasses == nil {
-		d.bypasses = make(map[string]int)
-	}
 	d.bypasses[label] += n
 	return d.bypasses[label]
 }
@@ -199,9 +197,6 @@ func (d *drivers) label(name string) string {
 	defer d.mu.Unlock()
 	if !d.seen[name] && len(d.seen) >= maxDrivers {
 		return otherDriver
-	}
-	if d.seen == nil {
-		d.seen = make(map[string]bool)
 	}
 	d.seen[name] = true
 	return name

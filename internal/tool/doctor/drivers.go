@@ -124,8 +124,8 @@ func (c csiDriver) findings(block, labels bool) (found []Finding) {
 	}
 	if labels && !c.Spec.SELinuxMount {
 		found = append(found, warning("set seLinuxMount: true in the CSIDriver object",
-			"driver %s: its CSIDriver object lacks seLinuxMount, so the container runtime labels only the guard of a deferred volume: with "+
-				"SELinux on this node, containers of crust-runc may be denied its files", c.Metadata.Name))
+			"driver %s: its CSIDriver object lacks seLinuxMount, so nothing labels the files of a deferred volume: with SELinux on this "+
+				"node, containers of crust-runc may be denied them", c.Metadata.Name))
 	}
 	return found
 }

@@ -35,7 +35,11 @@ const (
 	fsImmutable = 0x10
 )
 
-// Mount mounts the guard if it is missing. If the target directory is missing too, it is
+// guardLabel gives all files of a guard one SELinux label, which any container may read. Without it the container
+// runtime labels each file, which the kernel refuses for the immutable notice: no container would start.
+var guardLabel = [2]string{"context", "system_u:object_r:container_file_t:s0"}
+
+// Mount mounts the guard if it is missing. If the target directory may be missing too, it is
 // made first. An immutable notice takes the guard's only page.
 func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 	made := false
@@ -57,7 +61,7 @@ func (t *Target) Mount(parent int, missing bool) (mounted bool, err error) {
 		}
 	}
 	// The guard is built detached and moved onto the directory as a whole: a kill leaves either all of it or none.
-	mount, err := buildGuard(t.Key, t.notice)
+	mount, err := buildGuard(t.Key, t.notice, guardLabel)
 	if err != nil {
 		return false, t.guardError("made", err)
 	}
@@ -79,11 +83,7 @@ func (t *Target) Restore() (mounted bool, err error) {
 		return false, err
 	}
 	defer sys.CloseFD(parent)
-	missing, err := t.Missing(parent)
-	if err != nil {
-		return false, err
-	}
-	return t.Mount(parent, missing)
+	return t.Mount(parent, true)
 }
 
 func (t *Target) isGuarded() bool {
@@ -194,20 +194,28 @@ func (t *Target) refuseFull(dir int) error {
 	return nil
 }
 
-// buildGuard makes the filled tmpfs, mounted nowhere yet.
-func buildGuard(key volume.Key, notice string) (int, error) {
+// buildGuard makes the filled tmpfs, mounted nowhere yet: with the label, unless the kernel has no SELinux, or a policy
+// that does not know or allow it.
+func buildGuard(key volume.Key, notice string, label [2]string) (int, error) {
+	if mount, err := buildTmpfs(key, notice, label); err == nil {
+		return mount, nil
+	}
+	return buildTmpfs(key, notice)
+}
+
+func buildTmpfs(key volume.Key, notice string, options ...[2]string) (int, error) {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return sys.NoFD, fmt.Errorf("fsopen tmpfs: %w", err)
 	}
 	defer sys.CloseFD(fs)
 	page := os.Getpagesize()
-	for _, option := range [][2]string{
-		{"source", guardPrefix + string(key)},
-		{"size", strconv.Itoa(page)},
-		{"nr_inodes", strconv.Itoa(guardInodes)},
-		{"mode", "0755"},
-	} {
+	for _, option := range append(options,
+		[2]string{"source", guardPrefix + string(key)},
+		[2]string{"size", strconv.Itoa(page)},
+		[2]string{"nr_inodes", strconv.Itoa(guardInodes)},
+		[2]string{"mode", "0755"},
+	) {
 		if err := unix.FsconfigSetString(fs, option[0], option[1]); err != nil {
 			return sys.NoFD, fmt.Errorf("tmpfs option %s: %w", option[0], err)
 		}
@@ -285,14 +293,14 @@ var pages = sync.Pool{New: func() any { page := make([]byte, os.Getpagesize()); 
 
 // Probe checks that the kernel can make a guard. It mounts it nowhere.
 func Probe() error {
-	mount, err := buildGuard("probe", "")
+	mount, err := buildGuard("probe", "", guardLabel)
 	sys.CloseFD(mount)
 	return err
 }
 
 // Mount mounts the guard of a volume on a directory. It is for tests of runtime handlers without the broker.
 func Mount(key volume.Key, dir string) error {
-	mount, err := buildGuard(key, "")
+	mount, err := buildGuard(key, "", guardLabel)
 	if err != nil {
 		return err
 	}

@@ -79,30 +79,17 @@ func (r *rig) podWithDisk(t *testing.T) *corev1.Pod {
 
 func hasNoMore(t *testing.T, access string) {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", access)
-	check.Must(t, err)
+	config := check.Value(clientcmd.BuildConfigFromFlags("", access))(t)
 	client := check.Value(kubernetes.NewForConfig(config))(t)
 	ctx := t.Context()
-	for what, try := range map[string]func() error{
-		"list secrets": func() error {
-			_, err := client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})
-			return err
-		},
-		"list claims": func() error {
-			_, err := client.CoreV1().PersistentVolumeClaims("default").List(ctx, metav1.ListOptions{})
-			return err
-		},
-		"list nodes": func() error { _, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{}); return err },
-		"create a pod": func() error {
-			_, err := client.CoreV1().Pods("default").Create(ctx, pod(""), keepNone)
-			return err
-		},
-		"change a runtime class": func() error {
-			_, err := client.NodeV1().RuntimeClasses().Update(ctx, &nodev1.RuntimeClass{ObjectMeta: named("crust"), Handler: "runc"}, metav1.UpdateOptions{})
-			return err
-		},
+	for what, err := range map[string]error{
+		"list secrets": check.Err(client.CoreV1().Secrets("default").List(ctx, metav1.ListOptions{})),
+		"list claims":  check.Err(client.CoreV1().PersistentVolumeClaims("default").List(ctx, metav1.ListOptions{})),
+		"list nodes":   check.Err(client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})),
+		"create a pod": check.Err(client.CoreV1().Pods("default").Create(ctx, pod(""), keepNone)),
+		"change a runtime class": check.Err(client.NodeV1().RuntimeClasses().Update(ctx,
+			&nodev1.RuntimeClass{ObjectMeta: named("crust"), Handler: "runc"}, metav1.UpdateOptions{})),
 	} {
-		err = try()
 		check.That(t, apierrors.IsForbidden(err), "it may %s: %v", what, err)
 	}
 }
