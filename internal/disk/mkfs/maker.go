@@ -4,13 +4,13 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
@@ -31,12 +31,12 @@ func (j *job) make(ctx context.Context, mkfs program, args arguments) (bool, err
 		return false, err
 	}
 	defer closeFile(witness)
-	uuid := newUUID()
+	id := uuid.NewString()
 	log := j.f.cfg.Log.With(zap.String("target", j.req.Volume), zap.String("device", j.req.Path), zap.String("fs_type", j.req.FSType))
 	log.Info("the device is blank: making a filesystem")
 	began := time.Now()
-	if err := j.mkfs(ctx, mkfs, args, uuid, witness); err != nil {
-		err = j.clearFailed(ctx, uuid, err)
+	if err := j.mkfs(ctx, mkfs, args, id, witness); err != nil {
+		err = j.clearFailed(ctx, id, err)
 		log.Warn("no filesystem was made", zap.Duration("duration", time.Since(began)), zap.Error(err))
 		return false, err
 	}
@@ -117,13 +117,6 @@ func (j *job) sync(witness *os.File) error {
 	}
 	return j.dev.errorf(volume.DiskKind(err), "mkfs.%s ended well, but its writes did not reach the device "+
 		"(is the storage behind it full?): %w", j.req.FSType, err)
-}
-
-func newUUID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // clearFailed makes a device blank again after mkfs failed, so that its remains are not used, and the next attempt can
