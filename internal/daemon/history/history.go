@@ -34,7 +34,7 @@ const (
 )
 
 const (
-	// pause is the least time between two writes; they take a twentieth of the time at most.
+	// pause is the least time before each write; they take a twentieth of the time at most.
 	pause = 100 * time.Millisecond
 	// failedPause is that time after a write that failed.
 	failedPause = time.Second
@@ -99,8 +99,7 @@ func (h *History) Add(e *adminv1.VolumeEvent) {
 	e.Count, e.LastAt = 1, timestamppb.Now()
 	e.FirstAt = e.GetLastAt()
 	h.mu.Lock()
-	h.last++
-	e.Number = h.last
+	e.Number = h.last + 1
 	of := h.volumes[nameOf(e)]
 	if i := repeated(of, e); i >= 0 {
 		e.Count, e.FirstAt = of[i].GetCount()+1, of[i].GetFirstAt()
@@ -118,31 +117,34 @@ func (h *History) put(e *adminv1.VolumeEvent) {
 	h.last = e.GetNumber()
 	of := h.volumes[nameOf(e)]
 	of = append(of, e)
-	gone := evicted(of, mostPerVolume)
-	h.volumes[nameOf(e)] = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
+	if len(of) > mostPerVolume {
+		gone := evicted(of, mostPerVolume)
+		of = slices.DeleteFunc(of, func(e *adminv1.VolumeEvent) bool { return gone[e] })
+	}
+	h.volumes[nameOf(e)] = of
 }
 
+// write writes the file after each pause, so that the events of a pod's start are written together, and not during its calls.
 func (h *History) write() {
-	var retry <-chan time.Time // has a value after a write that failed
+	wait, failed := pause, false
 	for open := true; open; {
 		select {
 		case <-h.wake:
-		case <-retry:
-		case <-h.quit:
-			open = false
-		}
-		start, least := time.Now(), pause
-		err := h.writeFile(h.prune())
-		if err != nil && retry == nil {
-			h.log.Warn("events of volumes are kept in memory only", zap.Error(err))
-		}
-		retry = nil
-		if err != nil {
-			least, retry = failedPause, time.After(0)
+		case _, open = <-h.quit:
 		}
 		select {
-		case <-time.After(max(least, 19*time.Since(start))):
+		case <-time.After(wait):
 		case <-h.quit:
+		}
+		start := time.Now()
+		err := h.writeFile(h.prune())
+		wait = max(pause, 19*time.Since(start))
+		if err != nil && !failed {
+			h.log.Warn("events of volumes are kept in memory only", zap.Error(err))
+		}
+		if failed = err != nil; failed {
+			wait = failedPause
+			sys.Wake(h.wake)
 		}
 	}
 }
