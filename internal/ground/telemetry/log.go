@@ -141,7 +141,11 @@ type sink struct {
 
 // Write drops what it cannot write, without an error: zap would write that to stderr, which may be this file.
 func (s *sink) Write(line []byte) (int, error) {
-	if s.write(append(s.reportDropped(), line...)) {
+	text := line
+	if s.dropped > 0 {
+		text = append(s.reportDropped(), line...)
+	}
+	if s.write(text) {
 		s.dropped = 0
 	} else {
 		s.dropped++
@@ -151,9 +155,6 @@ func (s *sink) Write(line []byte) (int, error) {
 
 // reportDropped says how many lines were dropped. The first may have been written in part.
 func (s *sink) reportDropped() []byte {
-	if s.dropped == 0 {
-		return nil
-	}
 	entry := zapcore.Entry{Level: zap.WarnLevel, Time: time.Now(), Message: "lines of the log were dropped, because nobody read it"}
 	line, err := s.encoder.EncodeEntry(entry, []zap.Field{zap.Int("lines", s.dropped)})
 	if err != nil {
