@@ -278,10 +278,8 @@ func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 		_, found := s.findings()
 		warned := n.logs.FilterLevelExact(zapcore.WarnLevel).All()
 		n.logs.TakeAll()
-		if len(warned) != want || len(found) != want || want > 0 && (!strings.Contains(found[0], "front.enabled is false") ||
-			!strings.Contains(fmt.Sprint(warned[0].ContextMap()), "front.enabled is false")) {
-			t.Errorf("%s: log %v, findings %q", when, warned, found)
-		}
+		check.That(t, len(warned) == want && len(found) == want && (want == 0 || strings.Contains(found[0], "front.enabled is false") &&
+			strings.Contains(fmt.Sprint(warned[0].ContextMap()), "front.enabled is false")), "%s: log %v, findings %q", when, warned, found)
 	}
 	n.write(oldRules) // without the front
 	s := n.start()

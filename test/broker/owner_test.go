@@ -104,8 +104,7 @@ func (n *node) partition(disk string) string {
 func TestPartitionsAndTheirDisk(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t)
-	out, err := exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output()
-	check.Must(t, err)
+	out := check.Value(exec.Command("losetup", "--find", "--show", "--partscan", rig.Image(t, 32*mib)).Output())(t)
 	disk := strings.TrimSpace(string(out))
 	t.Cleanup(func() { _ = loopdev.Detach(disk) })
 	for _, part := range [][]string{{disk, "1", "2048", "16384"}, {disk, "2", "18432", "16384"}} {

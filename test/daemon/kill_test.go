@@ -137,9 +137,8 @@ func wantStaged(t *testing.T, d *rig.Daemon, req *runtimev1.RuntimeStageVolumeRe
 	t.Helper()
 	mounts := rig.MountPoints(req.GetVolumeTargetPath())
 	check.That(t, len(mounts) == 1, "%d guards stand", len(mounts))
-	if left := append(d.Leftovers(), ofCrust(t, d)...); len(left) != 3 { // record, projection, guard
-		t.Errorf("a staged volume consists of %q", left)
-	}
+	left := append(d.Leftovers(), ofCrust(t, d)...) // record, projection, guard
+	check.That(t, len(left) == 3, "a staged volume consists of %q", left)
 	check.That(t, rig.TryWrite(disk) != nil, "the device is writable")
 	wantClaimed(t, disk, d.Handlers == "") // a sandbox of crust-runc's is to mount it on this kernel
 }

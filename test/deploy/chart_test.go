@@ -108,9 +108,7 @@ func TestPathsAreTheHosts(t *testing.T) {
 			check.That(t, propagation["kubelet"] == corev1.MountPropagationBidirectional && propagation["run"] == corev1.MountPropagationHostToContainer,
 				"mounts are propagated so: %v", propagation)
 			check.That(t, *pod.Containers[0].SecurityContext.Privileged, "the container may not mount for the node")
-			if want := name == "daemonset"; pod.HostPID != want { // that one installs crust-runc
-				t.Errorf("the container sees the node's processes: %v, want %v", pod.HostPID, want)
-			}
+			check.Equal(t, pod.HostPID, name == "daemonset", "the container sees the node's processes") // that one installs crust-runc
 		})
 	}
 }

@@ -42,10 +42,8 @@ func readStream[M blockMessage](t *testing.T, receive func() (M, error), from in
 		}
 		check.Must(t, err)
 		capacity := message.GetVolumeCapacityBytes()
-		if message.GetBlockMetadataType() != csi.BlockMetadataType_VARIABLE_LENGTH ||
-			most > 0 && len(message.GetBlockMetadata()) > int(most) {
-			t.Fatalf("at most %d: %v", most, message)
-		}
+		check.Require(t, message.GetBlockMetadataType() == csi.BlockMetadataType_VARIABLE_LENGTH &&
+			(most <= 0 || len(message.GetBlockMetadata()) <= int(most)), "at most %d: %v", most, message)
 		for _, one := range message.GetBlockMetadata() {
 			next := blockRange{one.GetByteOffset(), one.GetByteOffset() + one.GetSizeBytes()}
 			check.Require(t, next.from > last && next.to > max(next.from, from) && next.to <= capacity,

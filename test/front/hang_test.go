@@ -67,8 +67,7 @@ func hungLoop(t *testing.T) *hungDisk {
 func scanPartitions(t *testing.T, of *hungDisk) {
 	t.Helper()
 	disk := check.Value(os.OpenFile(of.path, os.O_RDWR, 0))(t)
-	_, err := disk.WriteAt(make([]byte, 4096), 0) // the kernel writes that first
-	check.Must(t, err)
+	check.Value(disk.WriteAt(make([]byte, 4096), 0))(t) // the kernel writes that first
 	of.hang(&of.server.Silent)
 	go func() {
 		_ = unix.IoctlLoopSetStatus64(int(disk.Fd()), &unix.LoopInfo64{Flags: unix.LO_FLAGS_PARTSCAN})

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/crust-proxy/crust-proxy/test/check"
 	"github.com/crust-proxy/crust-proxy/test/kube/cluster"
 	"github.com/crust-proxy/crust-proxy/test/rig"
 )
@@ -112,9 +113,7 @@ func TestFaults(t *testing.T) {
 	m := newMatrix(k, rig.Seed(t))
 	for i, r := range rounds() {
 		t.Run(r.String(), func(t *testing.T) { m.play(k.For(t), i, r) })
-		if t.Failed() {
-			t.Fatal("the rounds that follow would find what this one has left")
-		}
+		check.Require(t, !t.Failed(), "the rounds that follow would find what this one has left")
 	}
 	leave(k, m.of(m.generation-1))
 	hasLeft(k, m.of(m.generation-1))

@@ -94,9 +94,8 @@ func testLicences(t *testing.T, dir string) {
 		if len(fields) < 3 || fields[0] != "dep" {
 			continue
 		}
-		if linked++; !strings.Contains(string(notice), "\n"+fields[1]+" "+fields[2]+"\n") {
-			t.Errorf("the licence of %s %s is missing", fields[1], fields[2])
-		}
+		linked++
+		check.That(t, strings.Contains(string(notice), "\n"+fields[1]+" "+fields[2]+"\n"), "the licence of %s %s is missing", fields[1], fields[2])
 	}
 	check.That(t, linked != 0, "the programs say of no module")
 }

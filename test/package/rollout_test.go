@@ -33,14 +33,13 @@ func TestRollOut(t *testing.T) {
 	}
 	deb := rig.Package(t, name, "deb")
 	good, bad := put("good.yaml", "http: {listen: \"\"}\n"), put("bad.yaml", "frnt: {enabled: true}\n")
-	if said, err := rollOut(deb, good, "--", "node-1", "unreachable", "node-1"); err == nil ||
-		!strings.Contains(said, "node-1: installed and healthy") || strings.Count(said, "healthy") != 1 || !strings.Contains(said, "unreachable: ") {
-		t.Errorf("%v: %s", err, said)
-	}
+	said, err := rollOut(deb, good, "--", "node-1", "unreachable", "node-1")
+	check.That(t, err != nil && strings.Contains(said, "node-1: installed and healthy") && strings.Count(said, "healthy") == 1 &&
+		strings.Contains(said, "unreachable: "), "%v: %s", err, said)
 	check.Equal(t, m.run("cat", "/etc/crust-proxy/config.yaml"), `http: {listen: ""}`, "the configuration is")
 	left := m.run("sh", "-c", "ls -d /var/tmp/crust-proxy.* 2>/dev/null || true; ls /etc/crust-proxy/config.yaml.old")
 	check.That(t, left == "/etc/crust-proxy/config.yaml.old", "left: %s", left)
-	said, err := rollOut(deb, bad, "--", "node-1", "node-1")
+	said, err = rollOut(deb, bad, "--", "node-1", "node-1")
 	check.That(t, err != nil && strings.Contains(said, "was not accepted") && strings.Count(said, "Stopped") == 1, "%v: %s", err, said)
 	check.Equal(t, m.run("cat", "/etc/crust-proxy/config.yaml"), `http: {listen: ""}`, "a configuration that was not accepted is")
 	for _, args := range [][]string{{}, {deb}, {deb, "--"}, {"file.zip", "--", "node-1"}} {

@@ -278,28 +278,23 @@ func (b *fakeBroker) Get(key volume.Key) (deferral.Status, bool) {
 
 func (b *fakeBroker) Users() deferral.Users { return deferral.Users{} }
 
-func (b *fakeBroker) OfOrigin(driver, id string) []deferral.Status {
+func (b *fakeBroker) where(is func(*volume.Volume) bool) (out []deferral.Status) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var out []deferral.Status
 	for _, v := range b.volumes {
-		if v.Origin != nil && v.Driver == driver && v.Origin.VolumeID == id {
+		if is(v) {
 			out = append(out, deferral.Status{Volume: v, Removing: b.removing[v.Target]})
 		}
 	}
 	return out
 }
 
+func (b *fakeBroker) OfOrigin(driver, id string) []deferral.Status {
+	return b.where(func(v *volume.Volume) bool { return v.Origin != nil && v.Driver == driver && v.Origin.VolumeID == id })
+}
+
 func (b *fakeBroker) Lost() []deferral.Status {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var out []deferral.Status
-	for _, v := range b.volumes {
-		if v.Origin == nil {
-			out = append(out, deferral.Status{Volume: v})
-		}
-	}
-	return out
+	return b.where(func(v *volume.Volume) bool { return v.Origin == nil })
 }
 
 func (b *fakeBroker) DeviceSize(*volume.Volume) (int64, bool) {

@@ -87,9 +87,8 @@ func TestSandboxThatComesWhileNoneIsFoundStaysKnown(t *testing.T) {
 
 func TestResizeWhereTheAgentCannot(t *testing.T) {
 	b := newBench(t, kataemu.Go)
-	if able := b.h.Abilities(); able.GrowsAtMount || able.SubPaths { // the front refuses by these what Kata cannot do
-		t.Errorf("Kata is said to be able to: %+v", able)
-	}
+	able := b.h.Abilities() // the front refuses by these what Kata cannot do
+	check.That(t, !able.GrowsAtMount && !able.SubPaths, "Kata is said to be able to: %+v", able)
 	v := published(t, b, "a")
 	shim := b.startShim(t, v, "sb1")
 	_, err := b.h.Resize(t.Context(), v, volume.Range{Required: 1 << 30})

@@ -42,9 +42,7 @@ func TestChangedBlocksRights(t *testing.T) {
 		check.Equal(t, sidecar.wouldAllow(t, user, namespace), want, "the client may read snapshots of %s", namespace)
 	}
 	for _, what := range []string{"volumesnapshotcontents", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"} {
-		if !sidecar.may(t, "", "list", what) { // else the snapshotter goes without
-			t.Errorf("the driver's sidecars may not list %s", what)
-		}
+		check.That(t, sidecar.may(t, "", "list", what), "the driver's sidecars may not list %s", what) // the snapshotter would go without
 	}
 	sidecar.mayNot(t, "crust-proxy", "get", "secrets", "pods", "serviceaccounts")
 	sidecar.mayNot(t, "crust-proxy", "delete", "volumesnapshots", "volumesnapshotcontents")

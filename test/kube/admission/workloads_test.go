@@ -148,8 +148,7 @@ func livingWorkloads(t *testing.T, r *rig) {
 	set := &appsv1.ReplicaSet{ObjectMeta: named("x"), Spec: appsv1.ReplicaSetSpec{
 		Replicas: &one, Selector: selector, Template: template(pod("kata", annotated("data"), claim("data"))),
 	}}
-	_, err := sets.Create(t.Context(), set, metav1.CreateOptions{})
-	check.Must(t, err)
+	check.Value(sets.Create(t.Context(), set, metav1.CreateOptions{}))(t)
 	await(t, "the policies' absence", func() bool { return patch(`{"spec":{"replicas":3}}`) == nil })
 	r.install(t)
 	await(t, "the policy for workloads", func() bool {
@@ -162,8 +161,7 @@ func livingWorkloads(t *testing.T, r *rig) {
 		`{"metadata":{"finalizers":["example.com/kept"]}}`: nil,
 		`{"metadata":{"finalizers":null}}`:                 nil,
 	} {
-		err = says(patch(change), "workloads", words...)
-		check.That(t, err == nil, "%s: %v", change, err)
+		check.NoError(t, says(patch(change), "workloads", words...), "%s", change)
 	}
 	check.Must(t, patch(`{"spec":{"replicas":1}}`))
 	check.Must(t, sets.Delete(t.Context(), "x", metav1.DeleteOptions{}))
