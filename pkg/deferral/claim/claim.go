@@ -29,6 +29,7 @@ type Request struct {
 	// Sequence is what SequenceOf was when the device was claimed, as it is on record. It tells the device from a later
 	// one with the same number; "" is not known.
 	Sequence string
+	wanted   time.Time // when a call last wanted the device; zero is now
 }
 
 // ErrReplaced is part of the error for a device that has gone, and whose number another one has.

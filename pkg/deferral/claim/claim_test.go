@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,14 +108,19 @@ func TestDeviceOfAVolumeThatIsNotClaimedYet(t *testing.T) {
 
 // TestReleaseOfAReplacedDevice says nothing of the other device, which another volume has had.
 func TestReleaseOfAReplacedDevice(t *testing.T) {
+	c, d := newTable(t, nil, nil, &fakeOpeners{}), numberedDevice(t)
+	c.users.Force(Held{Volume: &volume.Volume{Key: "b", Device: d}, Sequence: SequenceOf(d)}, func(*volume.Volume) {})
+	check.Must(t, c.RefuseUsed(t.Context(), Request{Volume: &volume.Volume{Key: "a", Device: d}, Sequence: "0"}, 0))
+	check.That(t, len(c.users.Forced()) == 1, "what another volume released by force is forgotten")
+}
+
+// numberedDevice is some device whose attachment the kernel has numbered.
+func numberedDevice(t *testing.T) volume.Device {
 	numbers, _ := filepath.Glob(blockDevices + "*/diskseq")
 	check.Needs(t, len(numbers) > 0, "a kernel that numbers attachments")
 	d := volume.Device{Kind: volume.BlockDevice}
 	check.Value(fmt.Sscanf(filepath.Base(filepath.Dir(numbers[0])), "%d:%d", &d.Major, &d.Minor))(t)
-	c := newTable(t, nil, nil, &fakeOpeners{})
-	c.users.Force(Held{Volume: &volume.Volume{Key: "b", Device: d}, Sequence: SequenceOf(d)}, func(*volume.Volume) {})
-	check.Must(t, c.RefuseUsed(t.Context(), Request{Volume: &volume.Volume{Key: "a", Device: d}, Sequence: "0"}, 0))
-	check.That(t, len(c.users.Forced()) == 1, "what another volume released by force is forgotten")
+	return d
 }
 
 // TestDataOfAVolumeThatIsNotClaimedYet goes to nobody else by another device either: the proof is asked about its loop
@@ -337,6 +343,38 @@ func TestWhatIsNotFreeIsNotClaimed(t *testing.T) {
 		finder.who = "process 2"
 		err = pending.Abandon(pending.Claim(t.Context()))
 		check.That(t, volume.KindOf(err) == volume.Busy && len(c.owners.owned(v.Key)) == 0, "%s: taken meanwhile: %v", name, err)
+	}
+}
+
+// TestHeldDeviceIsForgotten when nobody wants it any more, or its number belongs to another device. One that its
+// volume owns stays, whoever wants it.
+func TestHeldDeviceIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, dev := imageOf(t)
+		finder := &fakeOpeners{who: "process 1"}
+		c := newTable(t, nil, nil, finder)
+		listed := func(wanted bool) bool {
+			if wanted {
+				check.Fails(t, check.Err(c.Begin(t.Context(), Request{Volume: v}, dev)))
+			}
+			time.Sleep(heldKept - time.Second)
+			c.Refresh(t.Context(), func(*volume.Volume) bool { return true })
+			return c.users.Get(v.Key) != nil
+		}
+		check.That(t, listed(true) && listed(true) && !listed(false), "%+v", c.users.All())
+		finder.who = ""
+		check.Value(check.Value(c.Begin(t.Context(), Request{Volume: v}, dev))(t).Keep())(t)
+		finder.who = "process 2"
+		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: v}, 0), volume.Busy)
+		check.That(t, listed(false) && listed(false), "its release cannot name who has it")
+	})
+	c, d := newTable(t, nil, nil, &fakeOpeners{who: "process 3"}), numberedDevice(t)
+	for _, sequence := range []string{"", "0"} { // the device itself, and one that had its number
+		v := &volume.Volume{Key: volume.KeyOf("/" + sequence), Device: d}
+		c.users.remember(Request{Volume: v, Sequence: sequence}, "process 4")
+		c.Refresh(t.Context(), func(*volume.Volume) bool { return true })
+		held := c.users.Get(v.Key)
+		check.That(t, (held != nil) == (sequence == "") && (held == nil || held.Sequence == SequenceOf(d)), "of %q: %+v", sequence, held)
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 // record is not proven to be free: its sandbox may have it.
 func (p *Pending) Claim(ctx context.Context) error {
 	switch {
-	case !p.First:
+	case !p.First, p.dev.known && p.dev.Kind != volume.BlockDevice:
 		return nil
 	case p.dev.Kind != volume.BlockDevice:
 		return p.claimImage(ctx)
@@ -37,9 +37,6 @@ func (p *Pending) Claim(ctx context.Context) error {
 // claimImage proves that nobody writes to an image. It cannot be claimed in the kernel.
 func (p *Pending) claimImage(ctx context.Context) error {
 	v := p.request.Volume
-	if p.dev.known {
-		return nil
-	}
 	if v.ReadOnly {
 		return volume.Errorf(volume.Unsupported, "volume %s: read-only cannot be enforced for the image file %s: "+
 			"attach it with `losetup --read-only` and hand over the loop device", v.Target, v.Device.Path)
@@ -61,7 +58,7 @@ func (p *Pending) proveFree(ctx context.Context, q openers.Query) error {
 	if err == nil && users.Kernel {
 		return inUseError(v, users.Names)
 	}
-	return p.table.users.refuse(v, users, err)
+	return p.table.users.refuse(p.request, users, err)
 }
 
 // checkShared refuses a device that a volume of another kind of handler has: one kind needs the
@@ -82,7 +79,7 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 			"`crustctl doctor` names it", r.Target, dev.Path, dev.Device, ErrLost)
 	}
 	if errors.Is(err, unix.EBUSY) {
-		return nil, t.busyError(ctx, r.Volume, dev)
+		return nil, t.busyError(ctx, r, dev)
 	}
 	if err != nil {
 		return nil, holdError(r.Volume, err)
@@ -101,18 +98,18 @@ func (t *Table) openHeld(ctx context.Context, r Request, dev *OpenedDevice) (*he
 }
 
 // busyError names who has a device that cannot be claimed: a process that claims it, or the kernel.
-func (t *Table) busyError(ctx context.Context, v *volume.Volume, dev *OpenedDevice) error {
+func (t *Table) busyError(ctx context.Context, r Request, dev *OpenedDevice) error {
 	fd, err := dev.openBlock(0)
 	if err != nil {
-		return holdError(v, err)
+		return holdError(r.Volume, err)
 	}
 	defer sys.CloseAlone(fd)
 	dev.closeLoop()
-	users, err := t.askOthers(ctx, v, openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
+	users, err := t.askOthers(ctx, r.Volume, openers.Query{FD: fd, Own: 1, Claimed: true}, 0)
 	if err == nil && users.Names != "" && !users.Kernel {
-		return t.users.refuse(v, users, nil)
+		return t.users.refuse(r, users, nil)
 	}
-	return holdError(v, unix.EBUSY)
+	return holdError(r.Volume, unix.EBUSY)
 }
 
 // openClaim opens the device, and fails if somebody else has it. A mountable device is

@@ -111,7 +111,8 @@ func (o *owners) refuseExpected(v *volume.Volume) error {
 	defer o.mu.Unlock()
 	for _, other := range o.expected {
 		if other.Key != v.Key && (identityOf(other.Device) == identityOf(v.Device) || other.Device.Path == v.Device.Path) {
-			return expectedError(v, other)
+			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w, for which it could not be claimed again yet",
+				v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.Target})
 		}
 	}
 	return nil
@@ -127,11 +128,6 @@ func (o *owners) expectedLoops(v *volume.Volume) (loops []identity) {
 		}
 	}
 	return loops
-}
-
-func expectedError(v, other *volume.Volume) error {
-	return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) %w, for which it could not be claimed again yet",
-		v.Target, v.Device.Path, v.Device, &OwnedError{Target: other.Target})
 }
 
 // has reports whether the volume has the device, and all that it was to claim of it.

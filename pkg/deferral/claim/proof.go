@@ -64,12 +64,11 @@ func (t *Table) RefuseUsed(ctx context.Context, r Request, patience time.Duratio
 		return nil // there is nothing to give away
 	}
 	if err != nil {
-		t.users.remember(r.Volume, unknownOpener)
-		return unprovenError(r.Volume, err)
+		return t.users.refuse(r, openers.Users{}, err)
 	}
 	defer sys.CloseAlone(q.FD)
 	others, err := t.askOthers(ctx, r.Volume, q, patience)
-	return t.users.refuse(r.Volume, others, err)
+	return t.users.refuse(r, others, err)
 }
 
 // askOthers asks who but this table has the device of the query open.
@@ -82,6 +81,9 @@ func (t *Table) askOthers(ctx context.Context, v *volume.Volume, q openers.Query
 // share a scan where the kernel's count is not to be had.
 const maxAsked = 64
 
+// heldKept is how long a held device is listed after a claim of it was refused. Who still wants it repeats that sooner.
+const heldKept = 10 * time.Minute
+
 // Refresh asks again who has the held devices of these volumes open.
 func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 	for _, h := range t.users.Forced() { // their numbers may belong to other devices by now
@@ -89,19 +91,21 @@ func (t *Table) Refresh(ctx context.Context, of func(*volume.Volume) bool) {
 			t.users.free(h.Volume)
 		}
 	}
-	byDevice := make(map[identity][]*volume.Volume) // two questions at once would count each other's descriptor
+	byDevice := make(map[identity][]Request) // two questions at once would count each other's descriptor
 	for _, held := range t.users.All() {
-		if of(held.Volume) {
-			id := identityOf(held.Volume.Device)
-			byDevice[id] = append(byDevice[id], held.Volume)
+		r := Request{Volume: held.Volume, Sequence: held.Sequence, wanted: held.wanted}
+		if !held.Forced && time.Since(held.wanted) > heldKept && len(t.owners.owned(r.Key)) == 0 {
+			t.users.Drop(r.Key) // nobody waits for it
+		} else if of(held.Volume) {
+			byDevice[identityOf(r.Device)] = append(byDevice[identityOf(r.Device)], r)
 		}
 	}
 	var group errgroup.Group
 	group.SetLimit(maxAsked)
-	for _, volumes := range byDevice {
-		look(&group, &t.looks, identityOf(volumes[0].Device), func() {
-			for _, v := range volumes {
-				_ = t.RefuseUsed(context.WithoutCancel(ctx), Request{Volume: v}, 0) // the list of held devices has it
+	for id, requests := range byDevice {
+		look(&group, &t.looks, id, func() {
+			for _, r := range requests {
+				_ = t.RefuseUsed(context.WithoutCancel(ctx), r, 0) // the list of held devices has it
 			}
 		})
 	}

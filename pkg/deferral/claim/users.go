@@ -31,9 +31,11 @@ type Held struct {
 	// Processes names some of those who have it, such as: process 4711 ("qemu-system-x86_64").
 	Processes string
 	Since     time.Time
-	// Forced is set for a device that was released by force. Sequence tells it from a later one with the same number.
-	Forced   bool
+	// Forced is set for a device that was released by force.
+	Forced bool
+	// Sequence tells the device from a later one with the same number; "" is not known.
 	Sequence string
+	wanted   time.Time // when a call was last refused because of it
 }
 
 // HeldError is part of the error for a device that others have open.
@@ -124,17 +126,17 @@ const unknownOpener = "an opener that is not known"
 const maxHeld = 1024
 
 // refuse returns the error for a volume whose device others have open, or nil if there are none, and remembers them.
-func (u *Users) refuse(v *volume.Volume, others openers.Users, err error) error {
+func (u *Users) refuse(r Request, others openers.Users, err error) error {
 	switch {
 	case err != nil:
-		u.remember(v, unknownOpener)
-		return unprovenError(v, err)
+		u.remember(r, unknownOpener)
+		return unprovenError(r.Volume, err)
 	case others.Names != "":
-		u.remember(v, others.Names)
+		u.remember(r, others.Names)
 		return volume.Errorf(volume.Busy, "volume %s: its device %s (%s) is %w",
-			v.Target, v.Device.Path, v.Device, &HeldError{others})
+			r.Target, r.Device.Path, r.Device, &HeldError{others})
 	}
-	u.clear(v)
+	u.clear(r.Volume)
 	return nil
 }
 
@@ -148,22 +150,21 @@ func unprovenError(v *volume.Volume, err error) error {
 		"put that right and repeat, or see `crustctl release`", v.Target, v.Device.Path, v.Device, err)
 }
 
-func (u *Users) remember(v *volume.Volume, processes string) {
+func (u *Users) remember(r Request, processes string) {
+	now, sequence := time.Now(), cmp.Or(r.Sequence, SequenceOf(r.Device))
 	u.mu.Lock()
-	before, known := u.held[v.Key]
-	if forced, is := u.forced[forcedKeyOf(v)]; is {
+	before, known := u.held[r.Key]
+	if forced, is := u.forced[forcedKeyOf(r.Volume)]; is {
 		before, forced.Processes = forced, processes
-		u.forced[forcedKeyOf(v)] = forced
+		u.forced[forcedKeyOf(r.Volume)] = forced
 	} else if known || len(u.held) < maxHeld {
-		since := time.Now()
-		if known {
-			since = before.Since
+		u.held[r.Key] = Held{
+			Volume: r.Volume, Processes: processes, Since: cmp.Or(before.Since, now), Sequence: sequence, wanted: cmp.Or(r.wanted, now),
 		}
-		u.held[v.Key] = Held{Volume: v, Processes: processes, Since: since}
 	}
 	u.mu.Unlock()
 	if before.Processes != processes {
-		u.changed(v.Key)
+		u.changed(r.Key)
 	}
 }
 
