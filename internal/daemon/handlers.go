@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -80,28 +81,18 @@ func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
 		return configured, nil
 	}
 	ours := filepath.Join(cfg.StateDir(), "tmp", name)
-	for _, dir := range []string{ours, root} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", volume.Errorf(volume.Internal, "the directory %s cannot be made: %w", dir, err)
+	var found [2]unix.Stat_t
+	for i, dir := range []string{ours, root} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), unix.Stat(dir, &found[i])); err != nil {
+			return "", volume.Errorf(volume.Internal, "the directory %s cannot be made or looked at: %w", dir, err)
 		}
 	}
-	same, err := sameFilesystem(ours, root)
-	if err != nil || same {
-		return ours, err
+	if found[0].Dev == found[1].Dev {
+		return ours, nil
 	}
 	// Daemons that share the tree must not remove each other's files.
 	sum := sha256.Sum256([]byte(filepath.Clean(cfg.RunDir)))
 	return filepath.Join(filepath.Dir(root), ".crust-proxy-tmp-"+name+"-"+hex.EncodeToString(sum[:4])), nil
-}
-
-func sameFilesystem(a, b string) (bool, error) {
-	var found [2]unix.Stat_t
-	for i, path := range []string{a, b} {
-		if err := unix.Stat(path, &found[i]); err != nil {
-			return false, volume.Errorf(volume.Internal, "%s cannot be looked at: %w", path, err)
-		}
-	}
-	return found[0].Dev == found[1].Dev, nil
 }
 
 // tracker follows the container runtime's sandboxes.

@@ -104,6 +104,9 @@ func (l living) text() string {
 // refusal is text, with what to do; the override leaves all as it is.
 func (l living) refusal(override string) string {
 	text := l.text()
+	if errors.Is(l.unsure, os.ErrPermission) {
+		return text + "\nRun it as root."
+	}
 	if len(l.drivers) > 0 {
 		text += "\nWithout the front kubelet has these drivers for no volume. Move them back (docs/kubernetes.md, Removal), and try again. " +
 			"Those of a crust-proxy that has ended for good: crust-proxy withdraw."
@@ -185,12 +188,20 @@ func removable(_ context.Context, call invocation) error {
 		return err
 	}
 	found := livingOf(cfg.StateDir(), len(call.args) > 0, call.args...)
+	behind, what, unknown := registry.Registered(cfg.Front.KubeletRegistry), "deferred volume", ""
 	if len(call.args) == 0 {
-		found.drivers = registry.Registered(cfg.Front.KubeletRegistry)
+		found.drivers = behind
+	} else {
+		what += " of " + strings.Join(call.args, ", ")
+	}
+	for _, driver := range call.args {
+		if !slices.Contains(behind, driver) {
+			unknown += " " + driver + " is not behind the front now: see that its name is right."
+		}
 	}
 	switch {
 	case found.none():
-		_, err = fmt.Fprintf(call.stdout, "No deferred volume lives on this node, by the records below %s.\n", cfg.StateDir())
+		_, err = fmt.Fprintf(call.stdout, "No %s lives on this node, by the records below %s.%s\n", what, cfg.StateDir(), unknown)
 		return err
 	case call.flags.Abandon: // not the key, which an earlier start without the front may have left there
 		_, err = fmt.Fprintln(call.stderr, "crust-proxy: warning: "+found.text()+whatItIs)

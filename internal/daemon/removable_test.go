@@ -89,7 +89,7 @@ func TestRemovable(t *testing.T) {
 		"one":               {[]string{"lvm/p1"}, nil, exitError, []string{"1 deferred", "/k/pods/p1/mount (driver lvm, handler kata, pod ns/name-of-p1)", "--abandon-volumes"}, ""},
 		"of the API itself": {[]string{"lvm*/p1"}, nil, exitError, []string{"/k/pods/p1/mount (driver lvm, handler kata)"}, ""},
 		"released by force": {[]string{"lvm/held"}, nil, exitError, []string{"1 deferred", "/k/pods/held/mount", "released by force while it was open"}, ""},
-		"held, of another":  {[]string{"lvm/held"}, []string{"ebs"}, exitOK, []string{"No deferred volume"}, ""},
+		"held, of another":  {[]string{"lvm/held"}, []string{"ebs"}, exitOK, []string{"No deferred volume of ebs lives", "ebs is not behind the front now"}, ""},
 		"a driver":          {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs"}, exitError, []string{"1 deferred", "p2"}, "p1"},
 		"two drivers":       {[]string{"lvm/p1", "ebs/p2"}, []string{"ebs", "lvm"}, exitError, []string{"2 deferred"}, ""},
 		"a driver that has none behind the front": {[]string{"lvm*/p1"}, []string{"lvm"}, exitOK, []string{"No deferred volume"}, "p1"},
@@ -97,7 +97,7 @@ func TestRemovable(t *testing.T) {
 		"the key of an earlier start": {[]string{"lvm/p1"}, []string{"--config", file}, exitError, []string{"1 deferred", "--abandon-volumes"}, ""},
 		"many":                        {many, nil, exitError, []string{"23 deferred", "and 3 more"}, "p22"},
 		"a driver behind":             {nil, behind, exitError, []string{"1 CSI driver(s) are behind the front: ebs", "crust-proxy withdraw", "--abandon-volumes"}, "pods"},
-		"a driver to be moved back":   {nil, append(behind, "ebs"), exitOK, []string{"No deferred volume"}, "behind"},
+		"a driver to be moved back":   {nil, append(behind, "ebs"), exitOK, []string{"No deferred volume of ebs"}, "behind"},
 		"insisted, a driver behind":   {nil, append(behind, "--abandon-volumes"), exitOK, []string{"warning", "ebs"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,6 +117,7 @@ func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	var out bytes.Buffer
 	code := Main([]string{"removable", "--run-dir", run}, &out, &out)
 	check.That(t, code == exitError && strings.Contains(out.String(), "may live"), "%d: %s", code, out.String())
+	check.Says(t, "it", living{unsure: fmt.Errorf("a record: %w", os.ErrPermission)}.refusal("--abandon-volumes"), "as root")
 }
 
 // driverWasHere makes what is left of a driver that was behind the front since the boot.
