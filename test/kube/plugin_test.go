@@ -69,7 +69,7 @@ func TestKubectlCrust(t *testing.T) {
 	p.wants("nodes", "node-1", " 1 1 0 0 0 2/2", "<nil>")
 	p.wants("volumes -n default", "node-1 BOUND default/shown", cluster.Block+" crust")
 	p.wants("check", "ok cluster Kubernetes v1.", "ok installation DaemonSet crust-proxy/crust-proxy: 1 of 1", "ok daemons 1 of 1", "ok driver "+cluster.Block,
-		"ok handler crust", "ok volumes 1 volumes, 1 bound", "<nil>")
+		"ok handler crust", "ok volumes 1 volume, 1 bound", "<nil>")
 	class := " --storage-class " + cluster.DelayedClass(cluster.Block) + " --image " + cri.BusyboxImage + " --size 400Mi"
 	p.wants("test --runtime-class crust"+class, "ok class", "ok created", "ok written", `ok deferred`, `rule "crust-pods", way block, handler crust`,
 		"ok guarded", "the host sees a guard", "ok stats", "ok growth", "ok deleted", "ok cleaned up", "<nil>")
@@ -77,7 +77,7 @@ func TestKubectlCrust(t *testing.T) {
 
 	p.wants("nodes --node-selector kubernetes.io/os=linux", "node-1", "2/2") // by the node's own address
 	archive := filepath.Join(t.TempDir(), "bundle.tar.gz")
-	p.wants("bundle --file "+archive, "1 nodes", "<nil>")
+	p.wants("bundle --file "+archive, "1 node, ", "<nil>")
 	list, err := exec.Command("tar", "-tzf", archive).Output()
 	k.Must(err)
 	for _, name := range []string{"check.txt", "nodes/node-1/log.txt", "nodes/node-1/volumes.json", "nodes/node-1/metrics.txt", "config/crust-proxy/config.yaml"} {

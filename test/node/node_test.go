@@ -142,7 +142,7 @@ systemctl daemon-reload && systemctl restart crust-proxy && systemctl reload cru
 // wantWell: doctor only misses Kata, which is not installed.
 func (m *machine) wantWell() {
 	m.t.Helper()
-	check.Says(m.t, "doctor", m.run("crustctl", "doctor", "--wait", "3m"), " ok, 1 warnings, 0 errors", "no Kata configuration", "the kernel's own count proves")
+	check.Says(m.t, "doctor", m.run("crustctl", "doctor", "--wait", "3m"), " ok, 1 warning, 0 errors", "no Kata configuration", "the kernel's own count proves")
 }
 
 // rebooted: the units start in order, no volume is left, and all is well. Who has volumes publishes them again.

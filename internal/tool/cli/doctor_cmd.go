@@ -35,7 +35,8 @@ func doctorCmd(node doctor.Node, d *daemon, out *printer.Printer) *cobra.Command
 	cmd := &cobra.Command{
 		Use: "doctor", Short: "Check this node and say what to do about each finding",
 		Long: `Check this node and say what to do about each finding. The local checks run
-with the daemon down, too. Run it as root: else some things cannot be looked at.
+with the daemon down, too; without --timeout, doctor waits 15s for the daemon. Run
+it as root: else some things cannot be looked at.
 --pre makes only the checks that make sense before crust-proxy is installed.`,
 		Example: "  sudo crustctl doctor",
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -44,6 +45,9 @@ with the daemon down, too. Run it as root: else some things cannot be looked at.
 			report, err := examine(cmd.Context(), d.within(timeout), node, file)
 			for end := time.Now().Add(wait); unfinished(report) && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
 				report, err = examine(cmd.Context(), d.within(timeout), node, file)
+			}
+			if errors.Is(err, fs.ErrNotExist) { // the file that --config names
+				return err
 			}
 			if err != nil {
 				cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
@@ -111,7 +115,7 @@ func askForDoctor(ctx context.Context, d *daemon) (known doctor.Daemon) {
 
 func printReport(out *printer.Printer, r doctor.Report, quiet bool) error {
 	starting, skipped := r.Count(doctor.Wait), r.Count(doctor.Skip)
-	counts := fmt.Sprintf("\n%d ok, %d warnings, %d errors", r.Count(doctor.OK), r.Count(doctor.Warn), r.Count(doctor.Error)) +
+	counts := fmt.Sprintf("\n%d ok, %s, %s", r.Count(doctor.OK), show.Count(r.Count(doctor.Warn), "warning"), show.Count(r.Count(doctor.Error), "error")) +
 		show.When(starting > 0, fmt.Sprintf(", %d starting", starting)) + show.When(skipped > 0, fmt.Sprintf(", %d skipped", skipped))
 	if quiet {
 		r.Findings = slices.DeleteFunc(r.Findings, func(f doctor.Finding) bool { return f.Severity == doctor.OK || f.Severity == doctor.Skip })

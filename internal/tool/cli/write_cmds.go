@@ -215,13 +215,13 @@ func reconcileCmd(d *daemon, out *printer.Printer) *cobra.Command {
 
 func printRepairs(out *printer.Printer, got *adminv1.ReconcileResponse) error {
 	if len(got.GetRepairs()) == 0 {
-		return out.Line(fmt.Sprintf("%d volumes checked, nothing to repair.", got.GetChecked()))
+		return out.Line(show.Count(int(got.GetChecked()), "volume") + " checked, nothing to repair.")
 	}
 	text, t := printer.Text, printer.NewTable("VOLUME", "DONE", "ACTION", "ERROR")
 	for _, r := range got.GetRepairs() {
 		t.Add(text(show.ShortID(r.GetVolumeId())), printer.YesNo(r.GetError() == ""), text(r.GetAction()), text(r.GetError()))
 	}
-	return cmp.Or(out.Table(t), out.Line(fmt.Sprintf("%d volumes checked.", got.GetChecked())))
+	return cmp.Or(out.Table(t), out.Line(show.Count(int(got.GetChecked()), "volume")+" checked."))
 }
 
 // runtimeCmd completes a command of the Runtime API, which has a socket of its own.

@@ -109,8 +109,8 @@ func writeBundle(ctx context.Context, t *tool, k *api, states []*state, name str
 		return err
 	}
 	err = t.out.Result(map[string]any{"file": name, "nodes": len(states), "notIncluded": append([]string{}, a.skip...)}, func() error {
-		return t.out.Line(fmt.Sprintf("%s: %d nodes, %d things could not be read or are cut off (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
-			"names of pods, volumes and nodes are in it: look before you send it.", name, len(states), len(a.skip)))
+		return t.out.Line(fmt.Sprintf("%s: %s, %s could not be read or are cut off (not-included.txt).\nSecrets are removed as far as they can be recognized; "+
+			"names of pods, volumes and nodes are in it: look before you send it.", name, show.Count(len(states), "node"), show.Count(len(a.skip), "thing")))
 	})
 	return verdict(err, states)
 }

@@ -101,7 +101,7 @@ func compare(component string, states []*state, what, do string, value func(*sta
 	}
 	var parts []string
 	for _, one := range slices.Sorted(maps.Keys(nodes)) {
-		parts = append(parts, fmt.Sprintf("%s on %d nodes", cmp.Or(one, "unknown"), len(nodes[one]))+show.When(len(nodes) > 1, " ("+namesIn(nodes[one])+")"))
+		parts = append(parts, cmp.Or(one, "unknown")+" on "+show.Count(len(nodes[one]), "node")+show.When(len(nodes) > 1, " ("+namesIn(nodes[one])+")"))
 	}
 	differ := len(nodes) > 1 || wanted != "" && nodes[wanted] == nil
 	return checked{component, worse(differ, resultWarn), strings.Join(parts, "; ") + " " + what, show.When(differ, do)}
@@ -140,9 +140,9 @@ func checkParts(kind string, states []*state, problems func(*state) map[string]s
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(works)) {
-		one := checked{kind + " " + name, resultOK, fmt.Sprintf("works on %d nodes", works[name]), ""}
+		one := checked{kind + " " + name, resultOK, "works on " + show.Count(works[name], "node"), ""}
 		if bad := fails[name]; len(bad) > 0 {
-			one = checked{kind + " " + name, resultFail, fmt.Sprintf("works on %d nodes, not on %s: %s", works[name], namesIn(bad), why[name]),
+			one = checked{kind + " " + name, resultFail, fmt.Sprintf("%s, not on %s: %s", one.Seen, namesIn(bad), why[name]),
 				"crustctl doctor on such a node"}
 		}
 		all = append(all, one)
@@ -158,7 +158,7 @@ func checkVolumes(states []*state) checked {
 			sums[state], total = sums[state]+n, total+n
 		}
 	}
-	text := fmt.Sprintf("%d volumes", total)
+	text := show.Count(int(total), "volume")
 	for _, state := range slices.Sorted(maps.Keys(sums)) {
 		text += fmt.Sprintf(", %d %s", sums[state], state)
 	}

@@ -292,8 +292,8 @@ func TestCheck(t *testing.T) {
 	})
 	got := f.run("check")
 	f.wants(got, "ok   cluster                Kubernetes v1.37.0", "ok   installation           DaemonSet system/crust: 1 of 1 pods ready",
-		"warn versions               v1.2.3 on 1 nodes of crust-proxy; this program is", "ok   configuration          abababababab on 1 nodes in force",
-		"ok   driver lvm             works on 1 nodes", "ok   handler crust ", "ok   volumes                3 volumes, 2 bound, 1 published", "ok   findings ", "exit 0\n")
+		"warn versions               v1.2.3 on 1 node of crust-proxy; this program is", "ok   configuration          abababababab on 1 node in force",
+		"ok   driver lvm             works on 1 node", "ok   handler crust ", "ok   volumes                3 volumes, 2 bound, 1 published", "ok   findings ", "exit 0\n")
 	for problem, is := range map[string]*adminv1.Driver{
 		"not in the CSINode": {Problem: "not in the CSINode"}, "refused: no": {KubeletStatus: "refused: no"}, "directly": {DirectlyRegistered: true},
 	} {
@@ -303,7 +303,7 @@ func TestCheck(t *testing.T) {
 	}
 	f.view = healthy()
 	f.view.Drivers.Drivers = append(f.view.Drivers.Drivers, &adminv1.Driver{Name: "lvm", Problem: "registered already"}, &adminv1.Driver{Problem: "refused"})
-	f.wants(f.run("check"), "ok   driver lvm             works on 1 nodes", "warn findings               node-a: a registrar has not said its driver's name",
+	f.wants(f.run("check"), "ok   driver lvm             works on 1 node", "warn findings               node-a: a registrar has not said its driver's name",
 		"warn findings               node-a: driver lvm is served, and a second registrar is not taken", "exit 0\n")
 	f.view = healthy()
 	for i := range 30 {
@@ -319,8 +319,8 @@ func TestCheck(t *testing.T) {
 	f.node("node-b", ill)
 	f.pod("node-c", "Pending")
 	got = f.run("check")
-	f.wants(got, "fail installation ", "fail daemons                node node-c does not answer: pod crust-node-c does not run", "v1.1.0 on 1 nodes (node-b); v1.2.3 on 1 nodes (node-a)",
-		"warn configuration ", "fail driver lvm             works on 1 nodes, not on node-b: its socket does not answer", "fail volumes ",
+	f.wants(got, "fail installation ", "fail daemons                node node-c does not answer: pod crust-node-c does not run", "v1.1.0 on 1 node (node-b); v1.2.3 on 1 node (node-a)",
+		"warn configuration ", "fail driver lvm             works on 1 node, not on node-b: its socket does not answer", "fail volumes ",
 		`fail findings               node-b: the configuration file is bad\x1b[2J`, "do: ", "exit 3\n")
 	f.wants(f.run("check", "-o", "json"), `"component": "daemons",`, `"result": "fail"`)
 	f.mux.HandleFunc("GET /api/v1/namespaces/system/pods", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]any{"items": f.pods}) })

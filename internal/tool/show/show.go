@@ -133,6 +133,9 @@ func Joined(separator string, texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), separator)
 }
 
+// Count is a number of things: "1 node", "2 nodes".
+func Count(n int, thing string) string { return fmt.Sprintf("%d %s", n, thing) + When(n != 1, "s") }
+
 // WithDetail adds a detail in brackets, if there is one.
 func WithDetail(what, detail string) string {
 	return Joined(" ", what, When(detail != "", "("+detail+")"))
