@@ -74,10 +74,11 @@ func (d *disks) Condition(v *volume.Volume) *volume.Condition {
 	return &volume.Condition{Abnormal: true, Message: super.Errors.Words(), Reason: abi.ReasonErrors}
 }
 
-// LacksGroup reports whether the root directory of a volume is not known to be writable for the volume's group.
+// LacksGroup reports whether the root directory of a volume is not known to be writable for the volume's group. The
+// group of a read-only volume means nothing to any sandbox.
 func (d *disks) LacksGroup(v *volume.Volume) bool {
 	super := d.reader.Super(v, diskAge)
-	return super == nil || super.Root == nil || !super.Root.WritableFor(v.Group)
+	return !v.ReadOnly && (super == nil || super.Root == nil || !super.Root.WritableFor(v.Group))
 }
 
 // Prepare examines a device, and formats it if the policy says so.

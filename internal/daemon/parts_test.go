@@ -76,8 +76,8 @@ func TestDriverThatLeftItsVolumes(t *testing.T) {
 	check.Says(t, "the problem", all[0].GetProblem(), "not behind crust-proxy any more", "/pods/a", "pod shop/db-0")
 }
 
-// TestLacksGroup: what is not known of the root directory counts as not writable. What is known is
-// tested by TestWritableFor.
+// TestLacksGroup: what is not known of the root directory counts as not writable, unless nobody shall write. What is
+// known is tested by TestWritableFor.
 func TestLacksGroup(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image")
 	check.Must(t, os.WriteFile(path, make([]byte, 8<<20), 0o600))
@@ -85,8 +85,10 @@ func TestLacksGroup(t *testing.T) {
 	check.Must(t, unix.Stat(path, &st))
 	device := volume.Device{Kind: volume.ImageFile, Path: path, Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev), Inode: st.Ino}
 	d := &disks{reader: ondisk.New()}
-	check.That(t, d.LacksGroup(&volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000"}),
-		"nothing is known of a blank device")
+	for _, readOnly := range []bool{false, true} {
+		v := &volume.Volume{Key: "blank", Device: device, FSType: "ext4", Group: "2000", ReadOnly: readOnly}
+		check.That(t, d.LacksGroup(v) != readOnly, "nothing is known of a blank device, read-only: %v", readOnly)
+	}
 }
 
 // TestWhatIsToldOfTheEnd of a volume and of the VMs that kept it.

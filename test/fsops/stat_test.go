@@ -122,12 +122,11 @@ func TestErrorThatStopsWritingIsAbnormal(t *testing.T) {
 // overwrite spoils a block of the device that begins with a text.
 func overwrite(t testing.TB, device, text string) {
 	t.Helper()
-	file, err := os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0)
-	check.Must(t, err)
+	file := check.Value(os.OpenFile(device, os.O_RDWR|unix.O_SYNC, 0))(t)
 	defer func() { check.Must(t, file.Close()) }()
 	block := make([]byte, 4096)
 	for at := int64(0); ; at += int64(len(block)) {
-		_, err = file.ReadAt(block, at)
+		_, err := file.ReadAt(block, at)
 		check.Require(t, err == nil, "%q is not on %s: %v", text, device, err)
 		if strings.HasPrefix(string(block), text) {
 			check.Must(t, check.Err(file.WriteAt([]byte("spoiled"), at)))
