@@ -230,7 +230,7 @@ func TestGrowthBesideAnUnpublish(t *testing.T) {
 	for _, again := range []bool{false, true} {
 		r := growing(t)
 		r.broker.size, r.broker.abilities.GrowsAtMount = 2<<30, true
-		unlock := check.Value(r.front.lock(t.Context(), staging.VolumeID{Driver: driverName, ID: "vol-1"}))(t) // as unpublish does
+		unlock := check.Value(r.front.locks.Lock(t.Context(), staging.VolumeID{Driver: driverName, ID: "vol-1"}))(t) // as unpublish does
 		found := make(chan struct{})
 		r.broker.found = sync.OnceFunc(func() { close(found) })
 		done := check.Begin(func() error { return r.expand("p1") })

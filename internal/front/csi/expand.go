@@ -58,23 +58,20 @@ func expandDeferred(
 	if err := checkRange(found.Target, req.GetCapacityRange()); err != nil {
 		return nil, err
 	}
-	unlock, err := p.front.lock(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	// It may have been released meanwhile, and another one published.
-	if now, known := p.volumes.Get(found.Key); !known || now.Removing || !now.Created.Equal(found.Created) {
-		return nil, beingRemoved(found.Target)
-	}
-	call := &expandCall{cfg: p.cfg, driver: p.driver, volumes: p.volumes, log: p.log, req: req, v: found.Volume}
-	size, err := call.run(ctx)
-	if err != nil {
-		return nil, namingPod(found.Volume, repeated(err))
-	}
-	telemetry.CallFrom(ctx).Detail = fmt.Sprintf("to %d bytes", size)
-	// The device of an encrypted volume is smaller than the volume, which includes the header.
-	return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: max(size, req.GetCapacityRange().GetRequiredBytes())})
+	return p.withLock(ctx, req.GetVolumeId(), found.Target, forward, func(staging.VolumeID) ([]byte, error) {
+		// It may have been released meanwhile, and another one published.
+		if now, known := p.volumes.Get(found.Key); !known || now.Removing || !now.Created.Equal(found.Created) {
+			return nil, beingRemoved(found.Target)
+		}
+		call := &expandCall{cfg: p.cfg, driver: p.driver, volumes: p.volumes, log: p.log, req: req, v: found.Volume}
+		size, err := call.run(ctx)
+		if err != nil {
+			return nil, namingPod(found.Volume, repeated(err))
+		}
+		telemetry.CallFrom(ctx).Detail = fmt.Sprintf("to %d bytes", size)
+		// The device of an encrypted volume is smaller than the volume, which includes the header.
+		return proto.Marshal(&csi.NodeExpandVolumeResponse{CapacityBytes: max(size, req.GetCapacityRange().GetRequiredBytes())})
+	})
 }
 
 // expandCall grows one deferred volume. Its caller holds the volume's lock.

@@ -1,6 +1,7 @@
 package csi
 
 import (
+	"context"
 	"os"
 	"strings"
 	"testing"
@@ -113,17 +114,16 @@ func TestPrivatePathThatCannotBeSeen(t *testing.T) {
 
 func TestCallsWaitShortlyForTheirVolume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var all Front
-		end := check.Value(all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"}))(t)
-		if other, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "w"}); err != nil {
-			t.Errorf("another volume waits: %v", err)
-		} else {
-			other()
+		p := &driverProxy{front: &Front{}, driver: &staging.Driver{Name: "d"}}
+		call := func(ctx context.Context, id string) error {
+			return check.Err(p.withLock(ctx, id, "/path", nil, func(staging.VolumeID) ([]byte, error) { return nil, nil }))
 		}
+		end := check.Value(p.front.locks.Lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"}))(t)
+		check.Must(t, call(t.Context(), "w")) // or another volume waits
 		began := time.Now()
-		_, err := all.lock(t.Context(), staging.VolumeID{Driver: "d", ID: "v"})
+		err := call(t.Context(), "v")
 		check.That(t, volume.KindOf(err) == volume.Busy && time.Since(began) == lockTimeout, "after %v: %v", time.Since(began), err)
-		check.Kind(t, check.Err(all.lock(check.Within(t, time.Second), staging.VolumeID{Driver: "d", ID: "v"})), volume.Busy) // with a deadline
+		check.Kind(t, call(check.Within(t, time.Second), "v"), volume.Busy) // with a deadline
 		end()
 	})
 }

@@ -161,20 +161,6 @@ func (f *Front) Driver(name string, has *csi.NodeGetCapabilitiesResponse, conn g
 	return passthrough.New(conn, local)
 }
 
-// lockTimeout bounds how long a call waits for another one on the same volume. A driver that
-// hangs must not queue kubelet's repeated calls behind it.
-const lockTimeout = 5 * time.Second
-
-// lock waits until no other call changes the volume, and returns the function that releases the lock.
-func (f *Front) lock(ctx context.Context, id staging.VolumeID) (unlock func(), err error) {
-	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
-	defer cancel()
-	if unlock, err = f.locks.Lock(waiting, id); err != nil {
-		return nil, callUnderWay(id)
-	}
-	return unlock, nil
-}
-
 // refuseLost returns an error if the broker has lost the record of a volume with another key than
 // this one, and the private path shows that it is this volume: a sandbox may have the device.
 func (f *Front) refuseLost(id staging.VolumeID, key volume.Key) error {

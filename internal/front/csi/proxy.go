@@ -97,6 +97,10 @@ func (p *driverProxy) couldDefer(req *csi.NodeStageVolumeRequest) bool {
 	return has == nil || has.Native || rules.Policy.CouldDefer(w.Input) // nil: it has not told yet
 }
 
+// lockTimeout bounds how long a call waits for another one on the same volume. A driver that
+// hangs must not queue kubelet's repeated calls behind it.
+const lockTimeout = 5 * time.Second
+
 // withLock runs a call that changes a volume under the volume's lock. The driver itself
 // refuses a request without a volume or path.
 func (p *driverProxy) withLock(
@@ -106,9 +110,11 @@ func (p *driverProxy) withLock(
 		return forward(ctx)
 	}
 	id := staging.VolumeID{Driver: p.driver.Name, ID: volumeID}
-	unlock, err := p.front.lock(ctx, id)
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
+	unlock, err := p.front.locks.Lock(waiting, id)
+	cancel()
 	if err != nil {
-		return nil, err
+		return nil, callUnderWay(id)
 	}
 	defer unlock()
 	return run(id)
