@@ -44,7 +44,8 @@ func notLookedUp(target string, err error) error {
 }
 
 func inlineAtTarget(target string) error {
-	return volume.Errorf(volume.Denied, "volume %s: the pod has an inline volume that is named like this one, and mounted there: give that another name", target)
+	return volume.Errorf(volume.Denied, "volume %s: "+
+		"the pod has an inline volume that is named like this one and mounted there, or more volumes than are looked at: give that another name, or the pod fewer volumes", target)
 }
 
 func stillPublished(id staging.VolumeID, target string) error {

@@ -99,18 +99,20 @@ func TestMountOverTheTargetIsNoPublish(t *testing.T) {
 	r.driver.setCaps()
 	publish := r.publishReq("runc")
 	publish.StagingTargetPath = ""
-	with := func(then policy.ThenOnHost, volumes ...decision.PodVolume) {
-		r.cfg.Policy, r.cfg.Pods = markPolicy(then), fakePods{"runc": {UID: "runc", RuntimeHandler: "runc", Volumes: volumes}}
+	with := func(then policy.ThenOnHost, more bool, volumes ...decision.PodVolume) {
+		r.cfg.Policy, r.cfg.Pods = markPolicy(then), fakePods{"runc": {UID: "runc", RuntimeHandler: "runc", Volumes: volumes, MoreVolumes: more}}
 		r.restart()
 		r.driver.said()
 	}
 	own := one(decision.PodVolume{Claim: "data"})[0]
-	with(policy.HostAllowed, own, decision.PodVolume{Name: kubelet.VolumeName(r.target("runc")), Driver: "nfs.example.com"})
+	with(policy.HostAllowed, false, own, decision.PodVolume{Name: kubelet.VolumeName(r.target("runc")), Driver: "nfs.example.com"})
 	r.refused(r.tryPublish(publish), codes.PermissionDenied, "inline volume")
-	with("", own)
+	with(policy.HostAllowed, true, own)
+	r.refused(r.tryPublish(publish), codes.PermissionDenied, "more volumes")
+	with("", false, own)
 	r.refused(r.tryPublish(publish), codes.PermissionDenied, "guest may have written")
 	r.said()
-	with(policy.HostAllowed, own)
+	with(policy.HostAllowed, false, own)
 	r.ok(nil, r.tryPublish(publish))
 	r.said("publish-mount kubelet")
 }

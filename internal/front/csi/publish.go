@@ -138,7 +138,7 @@ func (p *publishCall) decide(ctx context.Context) (err error) {
 // inline volume that is named like this one, and so has its target. Where the pod is not known, it counts as this one's.
 func (p *publishCall) checkMounted(ctx context.Context) error {
 	pod, _ := p.proxy.front.podFor(ctx, p.w)
-	if pod != nil && p.w.InlineName == "" && pod.Pod.HasInline(kubelet.VolumeName(p.target)) {
+	if pod != nil && p.w.InlineName == "" && pod.Pod.MayHaveInline(kubelet.VolumeName(p.target)) {
 		return refusal.WithParty(refusal.PartyPod, inlineAtTarget(p.target))
 	}
 	return p.rules.CheckMark(p.w, &p.verdict)

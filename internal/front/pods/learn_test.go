@@ -295,7 +295,7 @@ func TestHostileTextIsBounded(t *testing.T) {
 	got := check.Value(start(t, f, patient).ByUID(t.Context(), "uid-a"))(t)
 	_, err := policy.ParseAnnotation(got.Asks)
 	check.That(t, err != nil && len(got.Asks) <= policy.MaxAnnotation+8, "%d bytes of the annotation", len(got.Asks))
-	check.That(t, len(got.Volumes) == maxVolumes, "%d volumes", len(got.Volumes))
+	check.That(t, len(got.Volumes) == maxVolumes && got.MoreVolumes, "%d volumes", len(got.Volumes))
 	v := got.Volumes[0]
 	check.That(t, len(v.Together) == maxSubPaths && len(v.Spaced) == maxSubPaths && len(v.Mounts) == 2*maxSubPaths,
 		"%d and %d containers, %d mounts", len(v.Together), len(v.Spaced), len(v.Mounts))

@@ -76,8 +76,12 @@ func podOf(api *corev1.Pod) *pod {
 			p.shown.FSGroupPolicy = volume.GroupPolicy(*security.FSGroupChangePolicy)
 		}
 	}
-	for i := range api.Spec.Volumes[:min(len(api.Spec.Volumes), maxVolumes)] {
-		if v, ok := volumeOf(p, &api.Spec.Volumes[i]); ok {
+	for i := range api.Spec.Volumes {
+		v, ok := volumeOf(p, &api.Spec.Volumes[i])
+		if ok && len(p.volumes) == maxVolumes {
+			p.shown.MoreVolumes = true
+			break
+		} else if ok {
 			p.volumes = append(p.volumes, v)
 		}
 	}
@@ -85,7 +89,7 @@ func podOf(api *corev1.Pod) *pod {
 	return p
 }
 
-// maxVolumes is more than a node can attach. The rest of a pod's volumes are not deferred,
+// maxVolumes is more than a node can attach. The rest of a pod's CSI volumes are not deferred,
 // so that a pod's author cannot keep us busy.
 const maxVolumes = 256
 

@@ -21,6 +21,8 @@ type Pod struct {
 	Asks string
 	// Volumes are those of the pod that a CSI driver provides.
 	Volumes []PodVolume
+	// MoreVolumes is set if it has more of them than are in Volumes.
+	MoreVolumes bool
 }
 
 // PodVolume is a volume of a pod, and what its containers do with it.
@@ -66,9 +68,9 @@ type PodContext struct {
 	Annotated bool
 }
 
-// HasInline reports whether the pod has an inline volume of a name.
-func (p *Pod) HasInline(name string) bool {
-	return slices.ContainsFunc(p.Volumes, func(v PodVolume) bool { return v.Claim == "" && v.Name == name })
+// MayHaveInline reports whether the pod has an inline volume of a name, or volumes that are not known.
+func (p *Pod) MayHaveInline(name string) bool {
+	return p.MoreVolumes || slices.ContainsFunc(p.Volumes, func(v PodVolume) bool { return v.Claim == "" && v.Name == name })
 }
 
 // ForVolume finds a volume in the pod, and reads what the pod's annotation asks for. An
