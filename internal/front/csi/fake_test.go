@@ -526,6 +526,7 @@ func mountCap(mode csi.VolumeCapability_AccessMode_Mode, fsType string, flags ..
 }
 
 var rwo = csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER
+var inlineID = "csi-" + strings.Repeat("0a", 32) // in kubelet's form
 
 func (r *rig) staging() string {
 	return r.broker.root + "/plugins/kubernetes.io/csi/" + driverName + "/x/globalmount"

@@ -185,8 +185,7 @@ func TestMarkOfAGuestKeepsHandlersOfTheHostAway(t *testing.T) {
 func TestPersistentVolumeNamedLikeAnInlineOne(t *testing.T) {
 	r := newRig(t, deferAll)
 	stage, publish := r.stageReq(), r.publishReq("p1")
-	stage.VolumeId = "csi-" + strings.Repeat("0a", 32)
-	publish.VolumeId = stage.GetVolumeId()
+	stage.VolumeId, publish.VolumeId = inlineID, inlineID
 	r.ok(nil, r.tryStage(stage))
 	r.ok(nil, r.tryPublish(publish))
 	marks := r.marks()

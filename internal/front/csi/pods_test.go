@@ -197,21 +197,20 @@ func TestPodThatKubeletNames(t *testing.T) {
 }
 
 func TestInlineVolumesAreKnownByTheirName(t *testing.T) {
-	inline := []decision.PodVolume{{Name: "pv1", Driver: driverName, VolumeID: ""}}
-	r := podRig(t, askingPolicy, decision.Pod{UID: "p1", RuntimeHandler: "kata", Asks: "pv1", Volumes: inline})
+	r := podRig(t, askingPolicy, decision.Pod{UID: "p1", RuntimeHandler: "kata", Asks: "pv1", Volumes: []decision.PodVolume{{Name: "pv1", Driver: driverName}}})
 	publish := &csi.NodePublishVolumeRequest{
-		VolumeId: "csi-0123", TargetPath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
-		VolumeContext: map[string]string{decision.PodUIDKey: "p1", decision.EphemeralKey: "true"},
+		VolumeId: inlineID, TargetPath: r.target("p1"), VolumeCapability: mountCap(rwo, "ext4"),
+		VolumeContext: map[string]string{decision.PodUIDKey: "p1"},
 	}
 	r.refused(r.tryPublish(publish), codes.Unimplemented, `rule "who asks"`, "inline ephemeral", "volumeClaimTemplate")
 	got := r.cfg.Refusals.Refused()
 	check.That(t, len(got) == 1 && got[0].Party == refusal.PartyDriver, "listed: %+v", got)
 	csidefer.SetRequested(publish)
 	r.refused(r.tryPublish(publish), codes.Unimplemented, "defer_fs_ops of the request")
-	// A driver without podInfoOnMount is not told that the volume is inline, which is known by its id then.
+	// Nor is it deferred if kubelet comes to make up another form of id, as it stages all other volumes.
 	r.cfg.Pods = fakePods{"p1": {UID: "p1", RuntimeHandler: "kata", Volumes: []decision.PodVolume{{Name: "pv1", Driver: driverName, VolumeID: "csi-0123"}}}}
 	r.restart()
-	publish.VolumeContext = nil
+	publish.VolumeId, publish.VolumeContext = "csi-0123", nil
 	r.refused(r.tryPublish(publish), codes.Unimplemented, "inline ephemeral", "volumeClaimTemplate")
 }
 

@@ -92,7 +92,7 @@ func (b *blockPublish) ensureStaged(ctx context.Context) error {
 	case !b.has.Stage, p.state.Published != nil, len(p.state.Elsewhere) > 0:
 		return nil
 	case path == "":
-		// kubelet stages all other volumes. It does not name inline volumes as such to every driver.
+		// kubelet stages all other volumes.
 		return decision.InlineAsDevice(p.w, &p.verdict)
 	case p.rec.Stage != nil:
 		return p.proxy.stager.Restage(ctx, &p.rec, true, p.verdict.Rule)

@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/front/csi/decision"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/refusal"
 	"github.com/crust-proxy/crust-proxy/internal/front/policy"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
@@ -123,7 +122,7 @@ func TestEachRefusalIsOneSentence(t *testing.T) {
 		"several nodes write": {func(_ *rig, req *csi.NodePublishVolumeRequest) {
 			req.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER
 		}, refusal.PartyVolume, "exclude it by a policy rule"},
-		"an inline volume": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[decision.EphemeralKey] = "true" },
+		"an inline volume": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeId, req.StagingTargetPath = inlineID, "" },
 			refusal.PartyDriver, "volumeClaimTemplate"},
 		"a word that is none": {func(_ *rig, req *csi.NodePublishVolumeRequest) { req.VolumeContext[policy.ContextKey] = "yes\n" },
 			refusal.PartyPolicy, `write "true" or "false"`},

@@ -275,19 +275,19 @@ func TestAccessModesThatCannotBeDeferred(t *testing.T) {
 }
 
 func TestInlineVolumesAreNoDevices(t *testing.T) {
+	inlineID := "csi-" + strings.Repeat("0a", 32)
 	for name, c := range map[string]struct {
-		change func(*csi.NodePublishVolumeRequest)
-		inline bool
+		id, staging, attribute string
+		inline                 bool
 	}{
-		"a persistent one": {nil, false},
-		"kubelet says so":  {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext = map[string]string{EphemeralKey: "true"} }, true},
-		"an id of kubelet": {func(r *csi.NodePublishVolumeRequest) {
-			r.VolumeId, r.StagingTargetPath = "csi-"+strings.Repeat("0a", 32), ""
-			r.VolumeContext = map[string]string{EphemeralKey: "false"} // of the pod's author
-		}, true},
-		"such an id, staged": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "csi-" + strings.Repeat("0a", 32) }, false},
+		"a persistent one":      {volumeID, "/staging", "", false},
+		"its attribute says so": {volumeID, "", "true", false},
+		"an id of kubelet":      {inlineID, "", "false", true}, // the attribute is of the pod's author
+		"such an id, staged":    {inlineID, "/staging", "true", false},
 	} {
-		req := request(c.change)
+		req := request(func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeId, r.StagingTargetPath, r.VolumeContext = c.id, c.staging, map[string]string{"csi.storage.k8s.io/ephemeral": c.attribute}
+		})
 		check.That(t, req.Inline == c.inline, "%s: %v", name, req.Inline)
 		refused(t, InlineAsDevice(req, &policy.Verdict{Defer: true, Rule: "r"}), volume.Unsupported, refusal.PartyDriver, driver, "generic ephemeral")
 	}

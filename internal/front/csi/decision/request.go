@@ -22,7 +22,6 @@ const (
 	PodUIDKey       = "csi.storage.k8s.io/pod.uid"
 	PodNamespaceKey = "csi.storage.k8s.io/pod.namespace"
 	PodNameKey      = "csi.storage.k8s.io/pod.name"
-	EphemeralKey    = "csi.storage.k8s.io/ephemeral"
 )
 
 // VolumeRequest is the part of a stage or publish request that decides.
@@ -137,12 +136,11 @@ var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
 // IsInlineID reports whether kubelet made up the volume id, for an inline volume.
 func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
 
-// isInline reports whether the volume of a publish is specified in the pod itself. kubelet sets EphemeralKey only for
-// drivers that want pod information. For the others the pod's author could set it to "false", so the form of the id
-// counts too, with no staging path: kubelet stages no inline volume.
+// isInline reports whether the volume of a publish is specified in the pod itself. The form of the id decides, with no
+// staging path: kubelet stages no inline volume. The context's csi.storage.k8s.io/ephemeral does not: kubelet sets it
+// only for drivers that want pod information. For others it is an attribute, of a pod's author or a persistent volume.
 func isInline(req *csi.NodePublishVolumeRequest) bool {
-	return req.GetVolumeContext()[EphemeralKey] == "true" ||
-		(req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId()))
+	return req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId())
 }
 
 // readerOnly are the access modes that forbid writing.
