@@ -82,10 +82,7 @@ func (r *Rules) Publish(req *VolumeRequest, state *State, pod *PodContext) (poli
 	if verdict, err = r.alignWithOtherPods(req, state, pod, verdict); err != nil {
 		return verdict, err
 	}
-	if err := r.CheckMark(req, &verdict); err != nil {
-		return verdict, err
-	}
-	return verdict, r.checkContainers(req, &verdict, pod)
+	return verdict, cmp.Or(r.CheckMark(req, &verdict), r.checkContainers(req, &verdict, pod))
 }
 
 // CheckMark refuses a mount by this node's kernel of what a guest may have written, unless the policy allows it. The

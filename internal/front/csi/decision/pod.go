@@ -162,7 +162,5 @@ func mergeVolumes(all []PodVolume) *PodVolume {
 }
 
 func mergeNames(a, b []string) []string {
-	all := slices.Concat(a, b)
-	slices.Sort(all)
-	return slices.Compact(all)
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(a, b))))
 }
