@@ -103,6 +103,7 @@ lost: refused
 `: {"--config", dir + "/on.yaml", "--pod", pod},
 		`it goes by runtimeHandlers of the pod, which is not known here: configure cluster`: {"--config", dir + "/off.yaml", "--pod", pod},
 		"pod.yaml: no such file":                                {"--pod", "/nowhere/pod.yaml"},
+		"a document in it has no kind\n":                        {"--pod", dir + "/on.yaml"},
 		"there is no Pod in it":                                 {"--pod", dir + "/none.yaml"},
 		"there are several Pods in it":                          {"--pod", dir + "/two.yaml"},
 		`unknown field "spec.runtimeclass"`:                     {"--pod", dir + "/odd.yaml"},

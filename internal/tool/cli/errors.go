@@ -75,8 +75,7 @@ func (c *client) explainUnavailable(message string) error {
 // unknownCall reports whether the daemon does not know the call. gRPC has the same code for a
 // runtime that cannot do what the call asks for.
 func unknownCall(message string) bool {
-	return strings.HasPrefix(message, "unknown method") ||
-		(strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented"))
+	return strings.HasPrefix(message, "unknown method") || strings.HasPrefix(message, "method ") && strings.HasSuffix(message, " not implemented")
 }
 
 // hungUp reports whether the connection was closed. gRPC has the same code for errors of the

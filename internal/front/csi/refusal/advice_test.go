@@ -13,10 +13,9 @@ import (
 
 // TestAdvice: each typed error of the core gets its advice once, and keeps its kind and its type.
 func TestAdvice(t *testing.T) {
-	mounted := openers.Users{Kernel: true, Names: "this node's kernel: loop1 is mounted at /mnt; unmount it"}
 	for cause, want := range map[error]string{
 		claim.ErrLost: DeletePod, &claim.HeldError{}: EndVM, &claim.OwnedError{Target: "/t"}: WaitForIt, errors.New("another"): "",
-		&claim.HeldError{By: mounted}: "",
+		&claim.HeldError{By: openers.Users{Kernel: true, Names: "loop1 is mounted at /mnt; unmount it"}}: "",
 	} {
 		err := volume.Errorf(volume.InUse, "volume /v: %w", cause)
 		got := WithBrokerParty(WithAdvice(err))
