@@ -153,7 +153,7 @@ func (a *attempt) claim(ctx context.Context, rec *record) (err error) {
 	ctx, end := step.Begin(ctx, "claim")
 	defer end()
 	if a.b.cfg.Adopted != nil {
-		if err := a.b.users.RefuseAdopted(&rec.Volume, a.b.cfg.Adopted()); err != nil {
+		if err := a.b.users.RefuseAdopted(ctx, &rec.Volume, a.b.cfg.Adopted()); err != nil {
 			return err
 		}
 	}

@@ -115,11 +115,7 @@ func TestSecretLikeFlagsAreRefusedAndNeverRepeated(t *testing.T) {
 		in := good()
 		in.MountFlags = []string{"noatime", flag}
 		err := Validate(&in)
-		if err == nil {
-			t.Errorf("%s was taken", flag)
-			continue
-		}
-		check.That(t, volume.KindOf(err) == volume.Invalid && (!strings.Contains(err.Error(), "hunter2") || flag == "passphrase_hunter2="),
+		check.That(t, err != nil && volume.KindOf(err) == volume.Invalid && (!strings.Contains(err.Error(), "hunter2") || flag == "passphrase_hunter2="),
 			"%s: %v", flag, err)
 	}
 	for _, flag := range []string{"noatime", "data=ordered", "sec=krb5", "errors=remount-ro", "compress=zstd", "journal_checksum", "discard", "usrquota", "uid=1000"} {

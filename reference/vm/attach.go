@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -126,7 +125,10 @@ func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to io.WriteC
 			if _, err := to.Write(piece); err != nil {
 				return err
 			}
-			sys.Wake(p.progress)
+			select {
+			case p.progress <- struct{}{}:
+			default:
+			}
 		}
 	}
 }

@@ -368,7 +368,9 @@ func (s *sandbox) close() {
 	if err := s.share.close(); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "clean up:", err)
 	}
-	_ = remove(s.dir.controlSocket(), s.dir.volumesSocket())
+	for _, path := range []string{s.dir.controlSocket(), s.dir.volumesSocket()} {
+		_ = os.Remove(path)
+	}
 }
 
 // usesKVM reports whether machines run with KVM. The result of the trial is cached until the

@@ -42,10 +42,7 @@ func TestParseAnnotation(t *testing.T) {
 			check.Must(t, err)
 			continue
 		}
-		if err == nil || volume.KindOf(err) != volume.Invalid || !got.Nothing() {
-			t.Errorf("%.40q: got %+v, %v", value, got, err)
-			continue
-		}
+		check.Require(t, err != nil && volume.KindOf(err) == volume.Invalid && got.Nothing(), "%.40q: got %+v, %v", value, got, err)
 		text := err.Error()
 		check.That(t, len(text) <= 700 && !strings.ContainsAny(text, "\x1b\n") && strings.Contains(text, AnnotationKey),
 			"%.40q: the error is %q", value, text)

@@ -275,6 +275,7 @@ type fakeOpeners struct {
 	asked  int
 	under  []openers.File // of a loop device; nil asks the kernel
 	query  openers.Query  // the latest
+	slow   bool           // loop devices hang
 }
 
 func (f *fakeOpeners) Await(_ context.Context, q openers.Query, _ time.Duration) (openers.Users, error) {
@@ -290,6 +291,10 @@ func (f *fakeOpeners) Mark(int) openers.Mark                                    
 func (f *fakeOpeners) AwaitClosed(context.Context, openers.Mark, time.Duration) bool { return true }
 
 func (f *fakeOpeners) Layers(file openers.File, fd int) ([]openers.File, error) {
+	if f.slow && openers.IsLoop(file) {
+		time.Sleep(time.Second)
+		return nil, sys.ErrHangs
+	}
 	if f.under != nil {
 		return slices.Concat([]openers.File{file}, f.under), nil
 	}

@@ -111,8 +111,7 @@ func (d *descriptors) release(id identity) error {
 	if held == nil {
 		return nil
 	}
-	kept := d.keeper != nil && !held.mountable
-	if kept {
+	if d.keeper != nil && !held.mountable {
 		if err := d.keeper.RemoveFD(claimName(id)); err != nil {
 			return volume.Errorf(volume.Busy, "device %s: the kept claim cannot be given up yet: %w", held.device, err)
 		}

@@ -272,13 +272,11 @@ func openByIdentity(d volume.Device, flags int) (int, error) {
 // openAgain opens a device by its name on record or, if that is gone, by the kernel's own.
 func openAgain(d volume.Device) (int, error) {
 	fd, err := openByIdentity(d, 0)
-	if err == nil {
-		return fd, nil
+	if node := openers.NodeOf(identityOf(d)); err != nil && node != "" { // an image has none
+		d.Path = node
+		return openByIdentity(d, 0)
 	}
-	if d.Path = openers.NodeOf(identityOf(d)); d.Path == "" { // as that of an image is
-		return sys.NoFD, err
-	}
-	return openByIdentity(d, 0)
+	return fd, err
 }
 
 // isGone reports whether a device could not be opened because it does not exist any more. Any other

@@ -1,9 +1,12 @@
 package claim
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
@@ -246,35 +249,37 @@ func (o *owners) refuseStacked(v *volume.Volume, stack []identity) error {
 // RefuseAdopted refuses a device whose data another program has published, by whatever
 // name and as whatever kind of volume. A device of such a volume that cannot be identified, because its
 // filesystem hangs for example, counts as what it was when the volume was found, and stops no other one.
-func (u *Users) RefuseAdopted(v *volume.Volume, adopted []*volume.Volume) error {
+func (u *Users) RefuseAdopted(ctx context.Context, v *volume.Volume, adopted []*volume.Volume) error {
 	if len(adopted) == 0 {
 		return nil
 	}
 	own, err := u.openers.Layers(identityOf(v.Device), sys.NoFD)
-	if err != nil {
-		return unprovenError(v, err)
-	}
-	stack, err := stackOf(blockDevices, u.openers, own...)
-	if err != nil {
+	stack, stackErr := stackOf(blockDevices, u.openers, own...)
+	if err = errors.Join(err, stackErr); err != nil {
 		return unprovenError(v, err)
 	}
 	own = append(own, stack...)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(16) // of those that hang, 64 are waited for in all
 	for _, other := range adopted {
 		if other.ReadOnly && v.ReadOnly {
 			continue
 		}
-		var data []identity
-		theirs, err := identify(other.Device.Path)
-		if err != nil && !openers.IsNoDevice(err) {
-			theirs = other.Device
-		}
-		if theirs.Kind != "" {
-			data, _ = u.openers.Layers(identityOf(theirs), sys.NoFD)
-		}
-		if other.Device.Path == v.Device.Path || slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
-			return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
-				"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
-		}
+		group.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return volume.Errorf(volume.ContextKind(err), "volume %s: it could not be compared with all volumes of other programs: %w", v.Target, err)
+			}
+			theirs, err := identify(other.Device.Path)
+			if err != nil && !openers.IsNoDevice(err) {
+				theirs = other.Device
+			}
+			data, _ := u.openers.Layers(identityOf(theirs), sys.NoFD)
+			if other.Device.Path == v.Device.Path || slices.ContainsFunc(data, func(id identity) bool { return slices.Contains(own, id) }) {
+				return volume.Errorf(volume.InUse, "volume %s: its device %s (%s) is published for %s by another program: "+
+					"remove that volume with the program that made it", v.Target, v.Device.Path, v.Device, other.Target)
+			}
+			return nil
+		})
 	}
-	return nil
+	return group.Wait()
 }

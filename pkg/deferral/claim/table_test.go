@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -191,7 +192,7 @@ func TestDeviceOfAnotherProgram(t *testing.T) {
 	table := newTable(t, nil, nil, &fakeOpeners{})
 	for _, c := range []struct{ own, theirs, allowed bool }{{true, true, true}, {true, false, false}, {false, true, false}, {false, false, false}} {
 		v.ReadOnly = c.own
-		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", ReadOnly: c.theirs, Device: v.Device}})
+		err := table.users.RefuseAdopted(t.Context(), v, []*volume.Volume{{Target: "/other", ReadOnly: c.theirs, Device: v.Device}})
 		check.That(t, (err == nil) == c.allowed && (err == nil || volume.KindOf(err) == volume.InUse),
 			"read-only %v beside read-only %v: %v", c.own, c.theirs, err)
 	}
@@ -199,7 +200,7 @@ func TestDeviceOfAnotherProgram(t *testing.T) {
 	check.Must(t, os.Link(v.Device.Path, v.Device.Path+".link"))
 	other, _ := imageOf(t)
 	for path, allowed := range map[string]bool{v.Device.Path + ".link": false, other.Device.Path: true, v.Device.Path + ".none": true} {
-		err := table.users.RefuseAdopted(v, []*volume.Volume{{Target: "/other", Device: volume.Device{Path: path}}})
+		err := table.users.RefuseAdopted(t.Context(), v, []*volume.Volume{{Target: "/other", Device: volume.Device{Path: path}}})
 		check.That(t, (err == nil) == allowed, "beside %s: %v", path, err)
 	}
 }
@@ -214,7 +215,7 @@ func TestLoopDeviceThatCannotBeRead(t *testing.T) {
 	image, _ := imageOf(t)
 	check.WithoutDescriptors(t, func() {
 		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: image}, ReleaseTime), volume.Busy) // or an image that cannot be opened is free
-		check.Is(t, c.users.RefuseAdopted(v, adopted), unix.EMFILE)                                // beside a volume of another program
+		check.Is(t, c.users.RefuseAdopted(t.Context(), v, adopted), unix.EMFILE)                   // beside a volume of another program
 		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: v}, ReleaseTime), volume.Busy)     // or a device that cannot be opened is free
 	})
 }
@@ -293,6 +294,18 @@ func TestAdoptedImageThatCannotBeIdentified(t *testing.T) {
 		t.Cleanup(func() { hung.End() })
 	}
 	table := newTable(t, nil, nil, &fakeOpeners{})
-	check.Must(t, table.users.RefuseAdopted(other, adopted))
-	check.Kind(t, table.users.RefuseAdopted(v, adopted), volume.InUse) // or it is given to a second volume
+	check.Must(t, table.users.RefuseAdopted(t.Context(), other, adopted))
+	check.Kind(t, table.users.RefuseAdopted(t.Context(), v, adopted), volume.InUse) // or it is given to a second volume
+	synctest.Test(t, func(t *testing.T) {
+		for n := range uint32(64) {
+			adopted = append(adopted, &volume.Volume{Device: deviceAs(block(7, n))})
+		}
+		table.users.openers = &fakeOpeners{slow: true}
+		began := time.Now()
+		check.Must(t, table.users.RefuseAdopted(t.Context(), other, adopted))
+		check.That(t, time.Since(began) < 10*time.Second, "others that hang delay a volume by %v", time.Since(began))
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		check.Kind(t, table.users.RefuseAdopted(ended, other, adopted), volume.ContextKind(ended.Err()))
+	})
 }

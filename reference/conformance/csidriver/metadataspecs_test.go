@@ -227,9 +227,8 @@ func try(t *testing.T, with fault) (failed []string) {
 	}
 	want := min(1, len(failed))
 	check.That(t, code == want, "code %d\n%s%s", code, &out, &errs)
-	if left, err := os.ReadDir(f.dir); err != nil || len(left) != 1 || len(f.snapshots) > 0 { // the socket
-		t.Errorf("left: %v, %v, %v", left, f.snapshots, err)
-	}
+	left, err := os.ReadDir(f.dir) // the socket
+	check.That(t, err == nil && len(left) == 1 && len(f.snapshots) == 0, "left: %v, %v, %v", left, f.snapshots, err)
 	return failed
 }
 
