@@ -187,13 +187,13 @@ func TestPodThatKubeletNames(t *testing.T) {
 	publish := r.publishReq("p1")
 	publish.VolumeContext[decision.PodNamespaceKey], publish.VolumeContext[decision.PodNameKey] = "team", "db-0"
 	r.ok(nil, r.tryPublish(publish))
-	in := r.broker.asked
-	check.That(t, in.Origin.PodNamespace == "team" && in.Origin.PodName == "db-0", "instruction: %+v", in.Origin)
-	r.ok(nil, r.unpublish("p1"))
-	publish.VolumeContext[decision.PodNameKey] = strings.Repeat("x", 1000)
-	r.ok(nil, r.tryPublish(publish))
-	in = r.broker.asked
-	check.That(t, in.Origin.PodName == "", "a name of %d bytes was kept", len(in.Origin.PodName))
+	check.That(t, r.broker.asked.Origin.PodNamespace+r.broker.asked.Origin.PodName == "teamdb-0", "instruction: %+v", r.broker.asked.Origin)
+	for name, uid := range map[string]string{strings.Repeat("x", 1000): "p1", "of-an-attribute": "", "of-another-pod": "p2"} {
+		r.ok(nil, r.unpublish("p1"))
+		publish.VolumeContext[decision.PodUIDKey], publish.VolumeContext[decision.PodNameKey] = uid, name
+		r.ok(nil, r.tryPublish(publish))
+		check.That(t, r.broker.asked.Origin.PodNamespace+r.broker.asked.Origin.PodName == "", "kept for the UID %q: %+v", uid, r.broker.asked.Origin)
+	}
 }
 
 func TestInlineVolumesAreKnownByTheirName(t *testing.T) {

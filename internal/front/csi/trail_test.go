@@ -68,7 +68,7 @@ func TestEveryCallNamesItsVolume(t *testing.T) {
 	r.restart()
 	stage := r.stageReq()
 	publish := r.publishReq("p1")
-	publish.VolumeContext = map[string]string{decision.PodNamespaceKey: "shop", decision.PodNameKey: "db-0"}
+	publish.VolumeContext = map[string]string{decision.PodUIDKey: "p1", decision.PodNamespaceKey: "shop", decision.PodNameKey: "db-0"}
 	key := string(volume.KeyOf(publish.GetTargetPath()))
 	r.broker.bound[r.target("p1")] = "sandbox-7"
 	const handler, rule, pod = "kata", `rule "all"`, "shop/db-0"

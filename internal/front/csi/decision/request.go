@@ -80,13 +80,17 @@ func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolum
 	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
 	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Capability.GetAccessMode().GetMode())
 	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
-	if named != "" && ofTarget != "" && named != ofTarget {
-		r.PodProblem = podsDiffer(named, ofTarget)
-	} else {
-		r.PodUID = cmp.Or(named, ofTarget)
+	namespace, name := r.Context[PodNamespaceKey], r.Context[PodNameKey]
+	r.PodUID = cmp.Or(named, ofTarget)
+	switch {
+	case named == "" || ofTarget == "": // the names may be attributes, which a pod's author wrote
+	case named != ofTarget:
+		r.PodUID, r.PodProblem = "", podsDiffer(named, ofTarget)
+	case max(len(namespace), len(name)) <= maxObjectName:
+		r.PodNamespace, r.PodName = refusal.OneLine(namespace), refusal.OneLine(name)
 	}
-	if parts := strings.Split(rel, "/"); r.Inline && len(parts) == 6 && parts[3] == "kubernetes.io~csi" {
-		r.InlineName = parts[4]
+	if r.Inline {
+		r.InlineName = kubelet.VolumeName(rel)
 	}
 	switch {
 	case err != nil:
@@ -112,9 +116,6 @@ func newRequest(driver, defaultFSType string, req interface {
 			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
 			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
 		},
-	}
-	if namespace, name := r.Context[PodNamespaceKey], r.Context[PodNameKey]; max(len(namespace), len(name)) <= maxObjectName {
-		r.PodNamespace, r.PodName = refusal.OneLine(namespace), refusal.OneLine(name)
 	}
 	return r
 }
