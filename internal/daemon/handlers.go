@@ -74,25 +74,26 @@ func newCrust(d *daemon, cfg *config.Config) (runtime.Handler, error) {
 	}, d.tracker, d.log.Named(crust.Name))
 }
 
-// tempOf returns where a handler prepares volumes: in our state directory, if that is on the
-// filesystem of the handler's tree, or else beside the tree. Never in the tree.
-func tempOf(cfg *config.Config, name, configured, root string) (string, error) {
-	if configured != "" {
-		return configured, nil
-	}
-	ours := filepath.Join(cfg.StateDir(), "tmp", name)
-	var found [2]unix.Stat_t
-	for i, dir := range []string{ours, root} {
-		if err := errors.Join(os.MkdirAll(dir, 0o700), unix.Stat(dir, &found[i])); err != nil {
-			return "", volume.Errorf(volume.Internal, "the directory %s cannot be made or looked at: %w", dir, err)
+// tempOf returns where a handler prepares volumes, a directory that is emptied at each start: below parent, if that is
+// configured, or else in our state directory, if that is on the filesystem of the handler's tree, or else beside the
+// tree. Never in the tree.
+func tempOf(cfg *config.Config, name, parent, root string) (string, error) {
+	if parent == "" {
+		ours := filepath.Join(cfg.StateDir(), "tmp", name)
+		var found [2]unix.Stat_t
+		for i, dir := range []string{ours, root} {
+			if err := errors.Join(os.MkdirAll(dir, 0o700), unix.Stat(dir, &found[i])); err != nil {
+				return "", volume.Errorf(volume.Internal, "the directory %s cannot be made or looked at: %w", dir, err)
+			}
 		}
+		if found[0].Dev == found[1].Dev {
+			return ours, nil
+		}
+		parent = filepath.Dir(root)
 	}
-	if found[0].Dev == found[1].Dev {
-		return ours, nil
-	}
-	// Daemons that share the tree must not remove each other's files.
+	// What others have there stays, and daemons that share it do not remove each other's files.
 	sum := sha256.Sum256([]byte(filepath.Clean(cfg.RunDir)))
-	return filepath.Join(filepath.Dir(root), ".crust-proxy-tmp-"+name+"-"+hex.EncodeToString(sum[:4])), nil
+	return filepath.Join(parent, ".crust-proxy-tmp-"+name+"-"+hex.EncodeToString(sum[:4])), nil
 }
 
 // tracker follows the container runtime's sandboxes.

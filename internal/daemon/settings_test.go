@@ -343,3 +343,12 @@ func TestTasksOfTheUnit(t *testing.T) {
 	least := 2*claim.MostHung + (relay.Concurrency+relay.MaxSlow)*(1+programs) + calls
 	check.That(t, tasks >= least, "TasksMax=%d is less than %d", tasks, least)
 }
+
+// TestATempDirIsNotEmptied of what others have there.
+func TestATempDirIsNotEmptied(t *testing.T) {
+	cfg, dir := config.Default(), t.TempDir()
+	cfg.RunDir, cfg.Handlers.Crust.Root, cfg.Handlers.Crust.TempDir = dir+"/run", dir+"/root", dir
+	check.Must(t, os.WriteFile(dir+"/other", nil, 0o600))
+	check.Must(t, check.Err(newCrust(&daemon{log: zap.NewNop()}, &cfg)))
+	check.Must(t, check.Err(os.Stat(dir+"/other")))
+}

@@ -116,8 +116,8 @@ func (r *testNode) remove(pod *cri.Pod) {
 func (r *testNode) wantClean() {
 	r.t.Helper()
 	r.d.WantClean()
-	for _, dir := range []string{abi.DefaultRoot, handlerTemp} {
-		left, err := filepath.Glob(dir + "/*")
+	for _, pattern := range []string{abi.DefaultRoot + "/*", handlerTemp + "/*/*"} {
+		left, err := filepath.Glob(pattern)
 		check.That(r.t, err == nil && len(left) == 0, "left behind: %q, %v", left, err)
 	}
 }

@@ -189,7 +189,7 @@ func (c *Cluster) Left() []string {
 		"pod":                   KubeletRoot + "/pods/*",
 		"record of crust-proxy": ProxyRunDir + "/state/*/*",
 		"directory of a volume": "/run/crust/*",
-		"directory on its way":  handlerTemp + "/*",
+		"directory on its way":  handlerTemp + "/*/*",
 		"staging directory":     KubeletRoot + "/plugins/kubernetes.io/csi/*.example.com/*",
 		"raw block":             KubeletRoot + "/plugins/kubernetes.io/csi/volumeDevices/*/*",
 	} {

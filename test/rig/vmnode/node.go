@@ -153,7 +153,7 @@ func (n *Node) WantClean(t rig.T) {
 	t.Helper()
 	n.Daemon.WantClean()
 	check.Must(t, n.Mounts.CheckNone())
-	patterns := []string{abi.DefaultRoot + "/*", "/run/crust-temp/*"}
+	patterns := []string{abi.DefaultRoot + "/*", "/run/crust-temp/*/*"}
 	if n.Runtime != nil {
 		patterns = append(patterns, n.State+"/[^.]*")
 	}
