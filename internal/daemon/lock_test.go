@@ -35,8 +35,7 @@ func TestOneDaemonHasARunDirectory(t *testing.T) {
 		return len(all) == 1 && strings.Contains(all[0].Message, dir) && strings.Contains(fmt.Sprint(all[0].ContextMap()["holder"]), holder)
 	})
 	first()
-	err := <-given
-	check.That(t, err == nil, "a daemon that waited was told %v", err)
+	check.Must(t, <-given)
 }
 
 func TestWaitingForTheRunDirectoryEnds(t *testing.T) {

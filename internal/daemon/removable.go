@@ -23,6 +23,7 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/front/registry"
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/deferral"
+	"github.com/crust-proxy/crust-proxy/pkg/deferral/guard"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 )
 
@@ -37,14 +38,16 @@ type living struct {
 	unsure error
 }
 
-// livingOf reads the records of a state directory: all of them, or with throughFront those of
-// volumes that came through the front; of all drivers, or of those named.
-func livingOf(stateDir string, throughFront bool, drivers ...string) living {
+// livingOf reads the records below a run directory: all of them, or with throughFront those of volumes that came through
+// the front; of all drivers, or of those named. A guard without a record may be of any.
+func livingOf(cfg *config.Config, throughFront bool, drivers ...string) living {
 	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
-	volumes, held, err := deferral.OnRecord(stateDir, !throughFront || len(drivers) > 0) // held ones need no call of the front
-	devices, stagedErr := staging.StagedDevices(stateDir)
-	out := living{unsure: errors.Join(err, stagedErr)}
+	volumes, held, err := deferral.OnRecord(cfg.StateDir(), !throughFront || len(drivers) > 0) // held ones need no call of the front
+	devices, stagedErr := staging.StagedDevices(cfg.StateDir())
+	onRecord := make(map[volume.Key]bool)
+	var out living
 	for i, v := range slices.Concat(volumes, held) {
+		onRecord[v.Key] = true
 		if what := describe(v); (v.Origin != nil || !throughFront) && ours(v.Driver) {
 			if i >= len(volumes) {
 				what += ", released by force while it was open: crustctl doctor says how to end what has it"
@@ -56,6 +59,11 @@ func livingOf(stateDir string, throughFront bool, drivers ...string) living {
 		if ours(one.Driver) {
 			out.volumes = append(out.volumes, fmt.Sprintf("%.200q of driver %s, staged at %s", one.VolumeID, one.Driver, one.Path))
 		}
+	}
+	lost, lostErr := guard.NewRoot(cfg.KubeletRoot, "").Points(context.Background(), func(key volume.Key) bool { return onRecord[key] })
+	out.unsure = errors.Join(err, stagedErr, lostErr)
+	for _, point := range slices.Sorted(maps.Values(lost)) {
+		out.unsure = errors.Join(out.unsure, fmt.Errorf("%s has a guard and no record", point))
 	}
 	return out
 }
@@ -126,7 +134,7 @@ func mayLeave(before, next *config.Config) error {
 	if next.Front.Enabled || next.Front.AbandonVolumes {
 		return nil
 	}
-	found := livingOf(before.StateDir(), true)
+	found := livingOf(before, true)
 	found.drivers = registry.Registered(before.Front.KubeletRegistry)
 	why := found.refusal("front.abandonVolumes: true")
 	if found.none() {
@@ -151,27 +159,35 @@ func driversCame(sockets string) bool {
 
 // mayStart is mayLeave for a start after the configuration that was accepted last. If that has no front, or there is
 // none to start with instead, only a volume that is known to live prevents the start: the daemon has to hold the
-// devices of the others.
+// devices of the others. It also refuses to leave the records behind, or what they are of. If neither directory is the
+// same, the daemon is that of another kubelet.
 func mayStart(flags *config.Flags, cfg *config.Config) error {
 	before, _, err := flags.LoadAccepted()
+	moved := err == nil && flags.Accepted != "" && (before.RunDir == cfg.RunDir) != (before.KubeletRoot == cfg.KubeletRoot)
+	if moved && !cfg.Front.AbandonVolumes {
+		if found := livingOf(&before, false); !found.none() {
+			return fmt.Errorf("runDir and kubeletRoot cannot be changed: %s", found.refusal("front.abandonVolumes: true"))
+		}
+	}
+	if cfg.Front.Enabled {
+		return nil
+	}
 	if err != nil || !before.Front.Enabled {
-		if before = *cfg; len(livingOf(cfg.StateDir(), true).volumes) == 0 {
+		if before = *cfg; len(livingOf(cfg, true).volumes) == 0 {
 			return nil
 		}
 	}
 	return mayLeave(&before, cfg)
 }
 
-// leaveFront prepares a start without the front. It removes the registrations of the drivers that were behind it:
-// kubelet would call sockets that nobody serves, and would not accept the drivers from anybody else.
+// leaveFront checks whether the daemon may start, and prepares a start without the front. It removes the registrations of
+// the drivers that were behind it: kubelet would call sockets that nobody serves, and would not accept the drivers from
+// anybody else.
 func leaveFront(flags *config.Flags, cfg *config.Config, log *zap.Logger) error {
-	if cfg.Front.Enabled {
-		return nil
-	}
-	if err := mayStart(flags, cfg); err != nil {
+	if err := mayStart(flags, cfg); err != nil || cfg.Front.Enabled {
 		return err
 	}
-	if found := livingOf(cfg.StateDir(), true); !found.none() {
+	if found := livingOf(cfg, true); !found.none() {
 		log.Warn("the front is off, and not all volumes that came through it are known to be gone: " + found.text())
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
@@ -187,7 +203,7 @@ func removable(_ context.Context, call invocation) error {
 	if err != nil {
 		return err
 	}
-	found := livingOf(cfg.StateDir(), len(call.args) > 0, call.args...)
+	found := livingOf(&cfg, len(call.args) > 0, call.args...)
 	behind, what, unknown := registry.Registered(cfg.Front.KubeletRegistry), "deferred volume", ""
 	if len(call.args) == 0 {
 		found.drivers = behind

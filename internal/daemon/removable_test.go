@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -101,11 +100,11 @@ func TestRemovable(t *testing.T) {
 		"insisted, a driver behind":   {nil, append(behind, "--abandon-volumes"), exitOK, []string{"warning", "ebs"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var out bytes.Buffer
 			run := stateWith(t, c.volumes...)
-			check.Equal(t, Main(append([]string{"removable", "--run-dir", run, "--kubelet-root", run}, c.args...), &out, &out), c.code, "%s", out.String())
-			check.Says(t, "it", out.String(), c.says...)
-			check.That(t, c.not == "" || !strings.Contains(out.String(), c.not), "it says %q: %s", c.not, out.String())
+			code, said := askMain(t, append([]string{"removable", "--run-dir", run, "--kubelet-root", run}, c.args...)...)
+			check.Equal(t, code, c.code, "%s", said)
+			check.Says(t, "it", said, c.says...)
+			check.That(t, c.not == "" || !strings.Contains(said, c.not), "it says %q: %s", c.not, said)
 		})
 	}
 }
@@ -114,9 +113,8 @@ func TestRemovable(t *testing.T) {
 func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	run := stateWith(t)
 	check.Must(t, os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600))
-	var out bytes.Buffer
-	code := Main([]string{"removable", "--run-dir", run}, &out, &out)
-	check.That(t, code == exitError && strings.Contains(out.String(), "may live"), "%d: %s", code, out.String())
+	code, said := askMain(t, "removable", "--run-dir", run)
+	check.That(t, code == exitError && strings.Contains(said, "may live"), "%d: %s", code, said)
 	check.Says(t, "it", living{unsure: fmt.Errorf("a record: %w", os.ErrPermission)}.refusal("--abandon-volumes"), "as root")
 }
 
@@ -151,10 +149,10 @@ func TestFrontStaysOverABoot(t *testing.T) {
 		"none, but with volumes": {"", off, true, nil, lvm, "/k/pods/p1/mount"},
 		"the accepted is bad":    {on + "gone: 1", off, true, ebs, nil, ""},
 	} {
-		n, run := newNode(t), stateWith(t, c.volumes...)
+		n, run := newNode(t, c.file), stateWith(t, c.volumes...)
 		root, registry := rootWith(t, c.drivers...)
 		check.Must(t, os.MkdirAll(filepath.Dir(n.accepted), 0o700))
-		if n.write(c.file); c.accepted != "" {
+		if c.accepted != "" {
 			check.Must(t, os.WriteFile(n.accepted, []byte(c.accepted), 0o600))
 		}
 		s := check.Value(n.load("--accepted", n.accepted, "--run-dir", run, "--kubelet-root", root))(t)
@@ -202,12 +200,32 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 		path := filepath.Join(cfg.StateDir(), c.file)
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(c.content), 0o600)))
 		core, logs := observer.New(zapcore.DebugLevel)
-		n := newNode(t)
-		n.write("")
+		n := newNode(t, "")
 		err := leaveFront(check.Value(n.load())(t).flags, &cfg, zap.New(core))
 		check.That(t, (err == nil) == c.ok, "%s with %q: %v", c.file, c.volume, err)
 		told := logs.FilterLevelExact(zapcore.WarnLevel).All()
 		check.That(t, !c.ok || len(told) == 1 && strings.Contains(told[0].Message, filepath.Base(c.file)), "%s: told %+v", c.file, told)
+	}
+}
+
+// TestNoMoveUnderVolumes: with other directories they would be lost. The daemon of another kubelet has none of both.
+func TestNoMoveUnderVolumes(t *testing.T) {
+	run, root := stateWith(t, "lvm*/p1"), t.TempDir()
+	dirs := strings.NewReplacer("RUN", run, "ROOT", root)
+	for moved, stays := range map[string]bool{
+		"runDir: /run/b, kubeletRoot: ROOT": true, "runDir: RUN, kubeletRoot: /b": true, "runDir: /run/b, kubeletRoot: /b": false,
+		"runDir: RUN, kubeletRoot: ROOT": false, "runDir: /run/b, kubeletRoot: ROOT, front: {abandonVolumes: true}": false,
+	} {
+		for _, accepted := range []string{"", "{runDir: RUN, kubeletRoot: ROOT}", "{runDir: /run/empty, kubeletRoot: ROOT}"} {
+			n := newNode(t, dirs.Replace(accepted))
+			if accepted != "" {
+				n.start()
+			}
+			n.write(dirs.Replace("{" + moved + "}"))
+			s := check.Value(n.load("--accepted", n.accepted))(t)
+			err, stays := mayStart(s.flags, s.get()), stays && strings.Contains(accepted, "RUN")
+			check.That(t, (err != nil) == stays && (err == nil || strings.Contains(err.Error(), "/k/pods/p1/mount")), "%s after %q: %v", moved, accepted, err)
+		}
 	}
 }
 

@@ -34,9 +34,11 @@ type node struct {
 	logs           *observer.ObservedLogs
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T, text string) *node {
 	dir := t.TempDir()
-	return &node{T: t, file: filepath.Join(dir, "config.yaml"), accepted: filepath.Join(dir, "lib", "crust-proxy", "accepted.yaml")}
+	n := &node{T: t, file: filepath.Join(dir, "config.yaml"), accepted: filepath.Join(dir, "lib", "crust-proxy", "accepted.yaml")}
+	n.write(text)
+	return n
 }
 
 const (
@@ -90,8 +92,7 @@ func (n *node) want(when string, s *settings, rule string, says ...string) {
 
 func (n *node) wantKept(want string) {
 	n.Helper()
-	kept, err := os.ReadFile(n.accepted)
-	check.That(n, err == nil && string(kept) == want, "kept is %q, %v", kept, err)
+	check.Equal(n, string(check.Value(os.ReadFile(n.accepted))(n)), want, "kept is")
 }
 
 // TestStartWithABadFile: however bad the file is, the daemon goes on and starts with the one that was
@@ -107,12 +108,10 @@ func TestStartWithABadFile(t *testing.T) {
 		"a loop":    func(n *node) error { return errors.Join(os.Remove(n.file), os.Symlink(n.file, n.file)) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			n.write(oldRules)
+			n := newNode(t, oldRules)
 			s := n.start()
 			n.want("at first", s, "old")
-			info, err := os.Stat(n.accepted)
-			check.Require(t, err == nil && info.Mode() == 0o600, "kept: %v, %v", info, err)
+			check.Equal(t, check.Value(os.Stat(n.accepted))(t).Mode(), 0o600, "the mode of what is kept is")
 			check.Must(t, spoil(n))
 			s.reload()
 			n.want("reloaded", s, "old", "is bad since", "in force before it stays")
@@ -145,29 +144,25 @@ func TestStartWithoutAnAcceptedFile(t *testing.T) {
 		"bad":       func(n *node) error { return os.WriteFile(n.accepted, []byte("gone: 1"), 0o600) },
 		"directory": func(n *node) error { return os.Mkdir(n.accepted, 0o700) },
 	} {
-		n := newNode(t)
-		n.write("nam: 1")
+		n := newNode(t, "nam: 1")
 		check.Must(t, errors.Join(os.MkdirAll(filepath.Dir(n.accepted), 0o700), prepare(n)))
 		_, err := n.load("--accepted", n.accepted)
 		check.That(t, err != nil && strings.Contains(err.Error(), "nam: ") &&
 			(name != "none") == (n.logs.FilterMessageSnippet("cannot be used either").Len() == 1), "%s: %v; log %v", name, err, n.logs.All())
 	}
-	n := newNode(t)
-	n.write(oldRules)
+	n := newNode(t, oldRules)
 	check.Value(n.load())(t).keep()
-	left, err := os.ReadDir(filepath.Dir(n.file))
-	check.That(t, err == nil && len(left) == 1, "without --accepted there is %v, %v", left, err)
+	check.Equal(t, len(check.Value(os.ReadDir(filepath.Dir(n.file)))(t)), 1, "files without --accepted")
 }
 
 // TestFileThatDoesNotStart is loaded, and then the daemon cannot start with it.
 func TestFileThatDoesNotStart(t *testing.T) {
-	n, cause := newNode(t), errors.New("volumes live")
+	n, cause := newNode(t, oldRules), errors.New("volumes live")
 	stays := func(when string, s *settings) {
 		t.Helper()
 		_, err := s.fallBack(cause)
 		check.That(t, errors.Is(err, cause), "%s: %v", when, err)
 	}
-	n.write(oldRules)
 	stays("the accepted file is the same", n.start())
 	n.write(newRules)
 	s := check.Value(n.load("--accepted", n.accepted))(t)
@@ -193,8 +188,7 @@ func TestFileThatDoesNotStart(t *testing.T) {
 
 // TestBadForANewerProgram: the file is older than the last start with it.
 func TestBadForANewerProgram(t *testing.T) {
-	n := newNode(t)
-	n.write("{")
+	n := newNode(t, "{")
 	check.Must(t, os.MkdirAll(filepath.Dir(n.accepted), 0o700))
 	time.Sleep(20 * time.Millisecond) // the kernel's clock for files has ticks
 	check.Must(t, os.WriteFile(n.accepted, []byte(oldRules), 0o600))
@@ -204,8 +198,7 @@ func TestBadForANewerProgram(t *testing.T) {
 
 // TestWhatCannotBeKept is a finding until it can.
 func TestWhatCannotBeKept(t *testing.T) {
-	n := newNode(t)
-	n.write(oldRules)
+	n := newNode(t, oldRules)
 	inTheWay := filepath.Dir(filepath.Dir(n.accepted))
 	check.Must(t, os.WriteFile(inTheWay, nil, 0o600))
 	s := n.start()
@@ -219,8 +212,7 @@ func TestWhatCannotBeKept(t *testing.T) {
 
 // TestReloadIsToldWhenItIsKept: who has read of it may kill the daemon.
 func TestReloadIsToldWhenItIsKept(t *testing.T) {
-	n := newNode(t)
-	n.write(oldRules)
+	n := newNode(t, oldRules)
 	s := n.start()
 	told := false
 	s.log = s.log.WithOptions(zap.Hooks(func(entry zapcore.Entry) error {
@@ -237,8 +229,7 @@ func TestReloadIsToldWhenItIsKept(t *testing.T) {
 
 // TestChangeThatNeedsARestart is a finding until it is reverted, and is not kept: a start with it was never tried.
 func TestChangeThatNeedsARestart(t *testing.T) {
-	n := newNode(t)
-	n.write(oldRules)
+	n := newNode(t, oldRules)
 	s := n.start()
 	n.write(newRules + "http: {pprof: true}\nreconcileInterval: 2m\n")
 	for range 2 { // SIGHUP, and the watcher
@@ -257,9 +248,8 @@ func TestChangeThatNeedsARestart(t *testing.T) {
 // TestFileThatLosesTheFront, as one that a full disk has cut, leaves the rules in force, whether drivers are behind the
 // front or not.
 func TestFileThatLosesTheFront(t *testing.T) {
-	n, run := newNode(t), t.TempDir()
+	n, run := newNode(t, "front: {enabled: true}\n"+oldRules), t.TempDir()
 	root, registry := rootWith(t, "ebs")
-	n.write("front: {enabled: true}\n" + oldRules)
 	s := n.start("--run-dir", run, "--kubelet-root", root)
 	driverWasHere(t, s)
 	n.write("")
@@ -272,7 +262,7 @@ func TestFileThatLosesTheFront(t *testing.T) {
 
 // TestWhatIsRarelyMeantIsReported at the start and at each reload, not by validate alone.
 func TestWhatIsRarelyMeantIsReported(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, oldRules) // without the front
 	reported := func(when string, s *settings, want int) {
 		t.Helper()
 		_, found := s.findings()
@@ -281,7 +271,6 @@ func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 		check.That(t, len(warned) == want && len(found) == want && (want == 0 || strings.Contains(found[0], "front.enabled is false") &&
 			strings.Contains(fmt.Sprint(warned[0].ContextMap()), "front.enabled is false")), "%s: log %v, findings %q", when, warned, found)
 	}
-	n.write(oldRules) // without the front
 	s := n.start()
 	reported("at the start", s, 1)
 	n.write(newRules)
@@ -294,8 +283,7 @@ func TestWhatIsRarelyMeantIsReported(t *testing.T) {
 
 // TestUnusableAddressIsReported to crustctl version.
 func TestUnusableAddressIsReported(t *testing.T) {
-	n := newNode(t)
-	n.write("http: {listen: '192.0.2.1:9814'}\n") // of no node
+	n := newNode(t, "http: {listen: '192.0.2.1:9814'}\n") // of no node
 	d := &daemon{settings: n.start(), openers: openers.New(), mounted: &hostMounts{volumes: func() iter.Seq[deferral.Status] { return slices.Values([]deferral.Status{}) }}}
 	d.http = &telemetry.Server{Listen: d.settings.get().HTTP.Listen, Log: zap.NewNop()}
 	d.http.Bind(t.Context())
@@ -304,8 +292,7 @@ func TestUnusableAddressIsReported(t *testing.T) {
 
 // TestPublicFindingsQuoteNothing: the page without login says that the configuration is bad, or has warnings, and no more.
 func TestPublicFindingsQuoteNothing(t *testing.T) {
-	n := newNode(t)
-	n.write(oldRules) // without the front
+	n := newNode(t, oldRules) // without the front
 	s := n.start()
 	all := parts{s}
 	_, warned := all.findings(false)
@@ -321,8 +308,7 @@ func TestPublicFindingsQuoteNothing(t *testing.T) {
 
 // TestPassedSocketOutlivesAFailedStart: the second start, with the accepted configuration, serves it.
 func TestPassedSocketOutlivesAFailedStart(t *testing.T) {
-	n := newNode(t)
-	n.write("adminSocket: {path: /proc/none/admin.sock}\n")
+	n := newNode(t, "adminSocket: {path: /proc/none/admin.sock}\n")
 	passed := check.Value(net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s")}))(t)
 	defer func() { check.Must(t, passed.Close()) }()
 	d := &daemon{

@@ -108,7 +108,7 @@ type Broker struct {
 
 // NewBroker opens the state directory. Call Load before anything is served.
 func NewBroker(cfg Config) (*Broker, error) {
-	boot, err := bootID()
+	boot, err := sys.BootID()
 	if err != nil {
 		return nil, err
 	}

@@ -300,19 +300,11 @@ func (r *record) check() error {
 	return nil
 }
 
-func bootID() (string, error) {
-	id, err := sys.BootID()
-	if err != nil {
-		return "", volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
-	}
-	return id, nil
-}
-
 // OnRecord lists the volumes of this boot that a state directory has on record, those that are being removed among
 // them, and if wanted those whose devices are held after a release by force. It changes nothing, and the daemon may run.
 // After an error the lists are incomplete: the caller must treat each record that cannot be read as a volume in use.
 func OnRecord(stateDir string, wantHeld bool) (out, held []*volume.Volume, err error) {
-	boot, err := bootID()
+	boot, err := sys.BootID()
 	if err != nil {
 		return nil, nil, err
 	}

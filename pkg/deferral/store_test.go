@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/pkg/volume"
 	"github.com/crust-proxy/crust-proxy/test/check"
 )
@@ -198,7 +199,7 @@ func TestOnRecord(t *testing.T) {
 	dir := t.TempDir()
 	got, held, err := OnRecord(dir+"/nowhere", true)
 	check.That(t, got == nil && held == nil && err == nil, "without a state directory: %v, %v, %v", got, held, err)
-	boot := check.Value(bootID())(t)
+	boot := check.Value(sys.BootID())(t)
 	put := func(part, target, boot string, version int) {
 		t.Helper()
 		rec := record{Version: version, Boot: boot, Volume: volume.Volume{

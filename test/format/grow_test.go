@@ -40,17 +40,17 @@ func smallOnLarge(t *testing.T, prepare ...string) (device string) {
 	return rig.Loop(t, backing, loopdev.Options{})
 }
 
-// bytesOf mounts the filesystem and gives its size, and whether the file is there.
-func bytesOf(t *testing.T, device string) int64 {
+// wantGrown mounts the filesystem, which must have the file, and the size of its device or that of before.
+func wantGrown(t *testing.T, device string, grown bool) {
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, unix.Mount(device, dir, "ext4", 0, ""))
 	defer func() { _ = unix.Unmount(dir, 0) }()
-	_, err := os.Stat(filepath.Join(dir, "kept"))
-	check.That(t, err == nil, "%v", err)
+	check.Must(t, check.Err(os.Stat(filepath.Join(dir, "kept"))))
 	var st unix.Statfs_t
 	check.Must(t, unix.Statfs(dir, &st))
-	return int64(st.Blocks) * st.Bsize
+	got := int64(st.Blocks) * st.Bsize
+	check.That(t, got >= 250*mib == grown && (grown || got <= 100*mib), "the filesystem of %s has %d bytes, grown: %v", device, got, grown)
 }
 
 func (r *testFormatter) growing(device string, change func(*mkfs.Request)) error {
@@ -68,8 +68,7 @@ func TestARestoredFilesystemIsGrownBeforeItIsHandedOver(t *testing.T) {
 	r := newFormatter(t, func(c *mkfs.Config) { c.Log = zap.New(core) })
 	device := smallOnLarge(t)
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
-	got := bytesOf(t, device)
-	check.That(t, got >= 250*mib, "the filesystem has %d bytes, its device %d", got, size)
+	wantGrown(t, device, true)
 	check.Run(t, exec.Command("e2fsck", "-f", "-n", device))
 	for _, q := range []mkfs.Request{{FSType: "xfs", Grow: true}, {FSType: "btrfs", Grow: true}, {FSType: "xfs"}} {
 		backing := rig.Image(t, size)
@@ -98,8 +97,7 @@ func TestWhatMustNotBeGrownStaysAsItIs(t *testing.T) {
 			check.Must(t, r.growing(device, func(q *mkfs.Request) { q.Policy, q.Root = volume.FormatHost, r.root; change(q) }))
 			info, err := os.Stat(dir + "/begun")
 			check.That(t, err == nil && info.ModTime().Unix() == 0, "a program was run on it: %v", err)
-			got := bytesOf(t, device)
-			check.That(t, got <= 100*mib, "it was grown to %d bytes", got)
+			wantGrown(t, device, false)
 		})
 	}
 }
@@ -134,8 +132,7 @@ func TestACheckThatTakesTooLongIsEnded(t *testing.T) {
 	check.Must(t, r.growing(device, func(*mkfs.Request) {}))
 	took := time.Since(began)
 	check.That(t, took >= 7*time.Second, "e2fsck was not waited for: %v", took)
-	got := bytesOf(t, device)
-	check.That(t, got <= 100*mib, "it was grown to %d bytes without a check", got)
+	wantGrown(t, device, false)
 }
 
 // TestACheckThatCannotBeKilledKeepsNoOtherVolume: nobody sees the end of a process that another
@@ -158,8 +155,7 @@ func TestACheckThatCannotBeKilledKeepsNoOtherVolume(t *testing.T) {
 	other := newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile })
 	for _, device := range []string{devices[1], devices[0]} {
 		check.Must(t, other.growing(device, func(*mkfs.Request) {}))
-		got := bytesOf(t, device)
-		check.That(t, got >= 250*mib, "%s has %d bytes", device, got)
+		wantGrown(t, device, true)
 		end()
 	}
 }
@@ -194,8 +190,7 @@ func TestOneCheckAtATime(t *testing.T) {
 	check.Must(t, os.WriteFile(resizing+"/taken", nil, 0o600))
 	check.Must(t, <-done)
 	for _, device := range devices {
-		got := bytesOf(t, device)
-		check.That(t, got >= 250*mib, "%s has %d bytes", device, got)
+		wantGrown(t, device, true)
 	}
 }
 
@@ -217,8 +212,7 @@ func TestAGrowthThatIsCutOff(t *testing.T) {
 			}
 			again := newFormatter(t, func(c *mkfs.Config) { c.LockFile = cut.conf.LockFile })
 			check.Must(t, again.growing(device, func(*mkfs.Request) {}))
-			got := bytesOf(t, device)
-			check.That(t, got >= 250*mib, "the filesystem has %d bytes, its device %d", got, size)
+			wantGrown(t, device, true)
 			run(t, "", "e2fsck", "-f", "-n", device)
 		})
 	}

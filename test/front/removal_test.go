@@ -20,20 +20,15 @@ import (
 	"github.com/crust-proxy/crust-proxy/test/rig/kata"
 )
 
-// removable runs the check and gives its exit code and what it said.
-func (n *node) removable(args ...string) (code int, said string) {
-	n.t.Helper()
-	cmd := exec.Command(rig.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
-	out, err := cmd.CombinedOutput()
-	check.Require(n.t, cmd.ProcessState != nil, "%v", err)
-	return cmd.ProcessState.ExitCode(), string(out)
-}
-
+// wantRemovable runs the check, and wants this exit code and these words.
 func (n *node) wantRemovable(want int, words []string, args ...string) {
 	n.t.Helper()
-	code, said := n.removable(args...)
+	cmd := exec.Command(rig.Program(n.t, "crust-proxy"), append([]string{"removable", "--config", n.ConfigFile()}, args...)...)
+	said, err := cmd.CombinedOutput()
+	check.Require(n.t, cmd.ProcessState != nil, "%v", err)
+	code := cmd.ProcessState.ExitCode()
 	check.That(n.t, code == want, "removable %q gave %d, want %d: %s", args, code, want, said)
-	check.Says(n.t, fmt.Sprintf("removable %q", args), said, words...)
+	check.Says(n.t, fmt.Sprintf("removable %q", args), string(said), words...)
 }
 
 const withoutFront = "front: {enabled: false}"
@@ -91,6 +86,11 @@ func notRemoved(n *node, native bool) {
 	n.Kill()
 	n.Accepted = ""
 	n.wantRemovable(1, []string{target}) // the daemon is down
+	check.Must(t, os.Rename(n.Dir+"/run/state", n.Dir+"/lost"))
+	for _, drivers := range [][]string{nil, {driverName}} {
+		n.wantRemovable(1, []string{target + " has a guard and no record"}, drivers...)
+	}
+	check.Must(t, os.Rename(n.Dir+"/lost", n.Dir+"/run/state"))
 
 	n.Extra = withFront
 	n.Start()
@@ -158,6 +158,5 @@ func (n *node) forceOff(v *volume, s *kata.Guest) {
 func (n *node) podWrites(s *kata.Guest, what string) {
 	n.t.Helper()
 	check.Must(n.t, os.WriteFile(s.Dir()+"/file", []byte(what), 0o600))
-	raw, err := os.ReadFile(s.Dir() + "/file")
-	check.That(n.t, err == nil && string(raw) == what, "the pod reads %q, %v", raw, err)
+	check.Equal(n.t, string(check.Value(os.ReadFile(s.Dir()+"/file"))(n.t)), what, "the pod reads")
 }

@@ -22,10 +22,6 @@ func stateDirError(kind volume.Kind, step string, err error) error {
 	return volume.Errorf(kind, "the state directory cannot be %s: %w", step, err)
 }
 
-func bootIDError(err error) error {
-	return volume.Errorf(volume.Internal, "the boot id cannot be read: %w", err)
-}
-
 func noBlockAdvice(rule string) string {
 	return " (it is to be deferred by " + rule + "; where the driver cannot give this volume as a block device, exclude it by " +
 		"a policy rule with defer: false before that one)"

@@ -150,7 +150,7 @@ type Records struct {
 func openRecords(dir string, log *zap.Logger) (*Records, error) {
 	boot, err := sys.BootID()
 	if err != nil {
-		return nil, bootIDError(err)
+		return nil, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, stateDirError(volume.DiskKind(err), "made", err)
@@ -228,7 +228,7 @@ type Staged struct{ Driver, VolumeID, Path string }
 func StagedDevices(stateDir string) ([]Staged, error) {
 	boot, err := sys.BootID()
 	if err != nil {
-		return nil, bootIDError(err)
+		return nil, err
 	}
 	var out []Staged
 	var problems []error
