@@ -366,12 +366,12 @@ func TestHeldDeviceIsForgotten(t *testing.T) {
 			c.Refresh(t.Context(), func(*volume.Volume) bool { return true })
 			return c.users.Get(v.Key) != nil
 		}
-		check.That(t, listed(true) && listed(true) && !listed(false), "%+v", c.users.All())
+		check.Equal(t, [3]bool{listed(true), listed(true), listed(false)}, [3]bool{true, true, false}, "listed while it is wanted")
 		finder.who = ""
 		check.Value(check.Value(c.Begin(t.Context(), Request{Volume: v}, dev))(t).Keep())(t)
 		finder.who = "process 2"
 		check.Kind(t, c.RefuseUsed(t.Context(), Request{Volume: v}, 0), volume.Busy)
-		check.That(t, listed(false) && listed(false), "its release cannot name who has it")
+		check.Equal(t, [2]bool{listed(false), listed(false)}, [2]bool{true, true}, "its release can name who has it")
 	})
 	c, d := newTable(t, nil, nil, &fakeOpeners{who: "process 3"}), numberedDevice(t)
 	for _, sequence := range []string{"", "0"} { // the device itself, and one that had its number

@@ -23,7 +23,7 @@ func WithAdvice(err error) error {
 	switch {
 	case errors.Is(err, claim.ErrLost):
 		advice = DeletePod
-	case isHeld && !(held.By.Kernel && strings.HasSuffix(held.By.Names, "unmount it")):
+	case isHeld && (!held.By.Kernel || !strings.HasSuffix(held.By.Names, "unmount it")):
 		advice = EndVM
 	case owned:
 		advice = WaitForIt
