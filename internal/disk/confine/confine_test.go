@@ -18,7 +18,7 @@ func TestCallsOfTheFilter(t *testing.T) {
 	}
 	vm := check.Value(bpf.NewVM(program))(t)
 	for call, want := range map[uint32]unix.SockFilter{
-		unix.SYS_READ: allow, unix.SYS_SETXATTR: refuse, unix.SYS_FILE_GETATTR: allow, unix.SYS_FILE_SETATTR: refuse, newest: allow, newest + 1: absent, 1 << 30: end,
+		unix.SYS_READ: allow, unix.SYS_SETXATTR: refuse, unix.SYS_SEMOP: refuse, unix.SYS_INOTIFY_INIT1: refuse, unix.SYS_FILE_GETATTR: allow, unix.SYS_FILE_SETATTR: refuse, newest: allow, newest + 1: absent, 1 << 30: end,
 	} {
 		data := make([]byte, 64) // big-endian for this machine
 		binary.BigEndian.PutUint32(data[atNumber:], call)
