@@ -109,7 +109,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 		device, backing := r.blank()
 		spoil(backing)
 		if !strings.HasPrefix(name, "ext") || strings.HasSuffix(name, "copy") {
-			r.refused(device, backing, "ext4", volume.FormatDriver, false, volume.InUse, "reports ext4")
+			r.refused(device, backing, "ext4", volume.FormatDriver, false, volume.InUse, "not ext4")
 		}
 		accepted := "f2fs" // which only its own kernel can read
 		if name == "ext2" || name == "ext3" {
@@ -125,7 +125,7 @@ func TestDeviceOfADriverThatDefersByItself(t *testing.T) {
 		r.want(false, device, fs, volume.FormatDriver, false)
 		for _, other := range filesystems {
 			if other != fs {
-				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "reports "+other)
+				r.refused(device, backing, other, volume.FormatDriver, false, volume.InUse, "holds "+cmp.Or(map[string]string{"ext4": "ext2, ext3 or ext4"}[fs], fs), "not "+other)
 			}
 		}
 	}
