@@ -83,9 +83,7 @@ func TestEachAskerHasItsOwnDeadline(t *testing.T) {
 		var askers sync.WaitGroup
 		for _, allowed := range []time.Duration{time.Second, 2 * time.Second} {
 			askers.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), allowed)
-				defer cancel()
-				_, err := relay.Stats(ctx, src, testVolume("a"))
+				_, err := relay.Stats(check.Within(t, allowed), src, testVolume("a"))
 				check.That(t, volume.KindOf(err) == volume.Timeout && time.Since(start) == allowed, "after %v: %v", time.Since(start), err)
 			})
 		}

@@ -149,8 +149,7 @@ func TestLargeSectors(t *testing.T) {
 	check.Needs(t, err == nil, "a kernel with sectors of 16 KiB")
 	t.Cleanup(func() { check.Must(t, loopdev.Detach(device)) })
 	const mkfsXFS = `$real -b size=16k -s size=16k "$@"`
-	err = check.Err(newFormatter(t, tools(t, "xfs", mkfsXFS+"; exit 1")).prepare(device, "xfs", volume.FormatHost, false))
-	check.Kind(t, err, volume.Internal, "exit code 1")
+	check.Kind(t, check.Err(newFormatter(t, tools(t, "xfs", mkfsXFS+"; exit 1")).prepare(device, "xfs", volume.FormatHost, false)), volume.Internal, "exit code 1")
 	r := newFormatter(t, tools(t, "xfs", mkfsXFS))
 	r.want(true, device, "xfs", volume.FormatHost, false)
 	r.want(false, device, "xfs", volume.FormatDriver, true)

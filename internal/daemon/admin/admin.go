@@ -264,7 +264,11 @@ func (s *AdminServer) WatchVolumes(req *adminv1.WatchVolumesRequest, stream grpc
 			return rpccode.Status(volume.Errorf(volume.NoSandbox, "crust-proxy is shutting down: watch again"))
 		case <-changes.wake:
 		}
-		for _, key := range changes.take() {
+		keys, err := s.Hub.take(changes)
+		if err != nil {
+			return rpccode.Status(err)
+		}
+		for _, key := range keys {
 			if err := watch.update(key); err != nil {
 				return err
 			}

@@ -390,10 +390,27 @@ func TestSlowWatcherCostsOneEntryAVolume(t *testing.T) {
 		hub.Changed("a")
 		hub.Changed("b")
 	}
-	check.Equal(t, len(w.take()), 2, "changes that wait")
+	check.Equal(t, len(check.Value(hub.take(w))(t)), 2, "changes that wait")
 	unsubscribe()
 	hub.Changed("c")
-	check.Equal(t, len(w.take()), 0, "changes a reader that went is told of")
+	check.Empty(t, check.Value(hub.take(w))(t), "changes a reader that went is told of")
+}
+
+// TestWatchThatIsNotRead ends, although new volumes come and go without end.
+func TestWatchThatIsNotRead(t *testing.T) {
+	s := serve(t)
+	stream, next := s.watch(t, &adminv1.WatchVolumesRequest{})
+	next() // SYNCED
+	s.hub.mu.Lock()
+	for w := range s.hub.watchers {
+		hub := &Hub{watchers: map[*watcher]struct{}{w: {}}} // the server reads nothing meanwhile
+		for n := range 2 * maxPending {
+			hub.Changed(volume.Key(fmt.Sprint(n)))
+		}
+		check.Equal(t, len(w.pending), maxPending+1, "changes that wait")
+	}
+	s.hub.mu.Unlock()
+	check.Code(t, check.Err(stream.Recv()), codes.ResourceExhausted)
 }
 
 func TestNodeAndReconcile(t *testing.T) {

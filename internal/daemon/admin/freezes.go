@@ -45,7 +45,8 @@ func (f *freezes) note(key volume.Key, is freeze, err error) (orphaned bool) {
 	if is.sure = err == nil; !is.sure {
 		is.sandbox = ""
 	}
-	if is.sure || mayBeFrozen(err) && !f.known[key].sure {
+	kind := volume.KindOf(err)
+	if is.sure || (kind == volume.Timeout || kind == volume.Canceled) && !f.known[key].sure {
 		f.known[key] = is
 	}
 	left, isKnown := f.known[key]
@@ -54,12 +55,6 @@ func (f *freezes) note(key volume.Key, is freeze, err error) (orphaned bool) {
 
 // thawTime bounds the thaw of a freeze that was cut off.
 const thawTime = 10 * time.Second
-
-// mayBeFrozen reports whether a freeze that came to err was made, or may have been.
-func mayBeFrozen(err error) bool {
-	kind := volume.KindOf(err)
-	return err == nil || kind == volume.Timeout || kind == volume.Canceled
-}
 
 // noteThaw records the result of a thaw. InUse means that the volume was not frozen all the time; it is thawed now.
 // NoSandbox means that whoever was frozen has ended.

@@ -102,10 +102,7 @@ more: 1
 	} {
 		_, err := load(t, c.file)
 		bad, ok := errors.AsType[*FileError](err)
-		if !ok {
-			t.Errorf("%s: got %v", c.name, err)
-			continue
-		}
+		check.Require(t, ok, "%s: got %v", c.name, err)
 		check.Same(t, cmp.Diff(c.want, strings.ReplaceAll("\n"+bad.Error(), "\n"+bad.File+":", "\n")), "%s", c.name)
 	}
 }

@@ -181,11 +181,9 @@ func TestHealthOfADriverThatHangs(t *testing.T) {
 		r.sandboxes.hangs = make(chan struct{})
 		ends := func(what string, within time.Duration, code codes.Code, call answerFunc, req, reply proto.Message) {
 			t.Helper()
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-			defer cancel()
 			start := time.Now()
 			raw, _ := proto.Marshal(req)
-			answer, err := call(ctx, p, raw, hang)
+			answer, err := call(check.Within(t, 2*time.Minute), p, raw, hang)
 			took := time.Since(start)
 			check.That(t, took == within && status.Code(err) == code && proto.Unmarshal(answer, reply) == nil, "%s: %v after %v", what, err, took)
 		}

@@ -114,8 +114,8 @@ func TestAllowedPeerIsKnownToTheHandler(t *testing.T) {
 func TestOtherPeerIsRefusedBeforeAnythingIsDecoded(t *testing.T) {
 	s := serve(t, Policy{UIDs: []uint32{self() + 1}, GIDs: []uint32{4294967294}}, t.TempDir())
 	client := dial(t, s.path)
-	_, err := client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "x"})
-	check.Code(t, err, codes.PermissionDenied, "uid "+strconv.Itoa(os.Getuid()), "gid "+strconv.Itoa(os.Getgid()), "authorization.test.uids")
+	check.Code(t, check.Err(client.Check(t.Context(), &healthv1.HealthCheckRequest{Service: "x"})), codes.PermissionDenied,
+		"uid "+strconv.Itoa(os.Getuid()), "gid "+strconv.Itoa(os.Getgid()), "authorization.test.uids")
 	watch, err := client.Watch(t.Context(), &healthv1.HealthCheckRequest{Service: "x"})
 	if err == nil {
 		_, err = watch.Recv()

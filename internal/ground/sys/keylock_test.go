@@ -36,8 +36,7 @@ func TestKeyLocksExcludePerKey(t *testing.T) {
 func TestKeyLockGivesUpWithItsCaller(t *testing.T) {
 	var locks KeyLocks[string]
 	unlock := check.Value(locks.Lock(context.Background(), "a"))(t)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-	defer cancel()
+	ctx := check.Within(t, time.Millisecond)
 	check.Is(t, check.Err(locks.Lock(ctx, "a")), context.DeadlineExceeded)
 	_, free := locks.TryLock("a")
 	check.That(t, !free, "a lock that is held was free")

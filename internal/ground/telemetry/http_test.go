@@ -60,13 +60,12 @@ func TestServer(t *testing.T) {
 }
 
 func TestServerThatCannotListen(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	check.Must(t, err)
+	taken := check.Value(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer func() { _ = taken.Close() }()
 	for _, listen := range []string{taken.Addr().String(), "unix:" + t.TempDir(), "192.0.2.1:1"} {
 		s := &Server{Listen: listen, Metrics: NewMetrics("test").Registry, Log: zap.NewNop(), Retry: time.Millisecond}
 		s.Bind(t.Context())
-		err = s.Problem()
+		err := s.Problem()
 		check.That(t, err != nil && strings.Contains(err.Error(), listen), "%s: got %v", listen, err)
 		check.Running(t, s.Run) // it goes on trying, and ends with its context
 	}

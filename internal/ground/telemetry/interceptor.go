@@ -85,7 +85,9 @@ func (i *Interceptors) serve(ctx context.Context, method string, timed bool, han
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
-			err = i.panicked(method, cause)
+			i.Log.Error("panic in a call", zap.String(FieldMethod, method), // without its value, which may hold anything
+				zap.String("panic_type", fmt.Sprintf("%T", cause)), zap.ByteString(FieldStack, debug.Stack()))
+			err = status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
 		}
 		took := time.Since(start)
 		code, text := i.outcome(method, call, err)
@@ -111,13 +113,6 @@ type streamWithContext struct {
 }
 
 func (s *streamWithContext) Context() context.Context { return s.ctx }
-
-// panicked keeps the value of a panic out of log and reply: it may hold anything.
-func (i *Interceptors) panicked(method string, cause any) error {
-	i.Log.Error("panic in a call", zap.String(FieldMethod, method),
-		zap.String("panic_type", fmt.Sprintf("%T", cause)), zap.ByteString(FieldStack, debug.Stack()))
-	return status.Errorf(codes.Internal, "crust-proxy failed inside %s; its log has the details", method)
-}
 
 // isRead reports whether a method changes nothing, by its name. These are called often, and their
 // success is logged at debug level.

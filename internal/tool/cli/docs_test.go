@@ -23,10 +23,7 @@ func TestDocsAreInStepWithHelp(t *testing.T) {
 				continue
 			}
 			section := sectionOf(page, root.Name(), cmd.Name())
-			if section == "" {
-				t.Errorf("no section on %s", cmd.CommandPath())
-				continue
-			}
+			check.Require(t, section != "", "no section on %s", cmd.CommandPath())
 			checkSection(t, cmd, section)
 		}
 		root.PersistentFlags().VisitAll(func(f *pflag.Flag) { wants(t, page, "--"+f.Name) })

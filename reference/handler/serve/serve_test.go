@@ -135,9 +135,7 @@ func TestStorageOutageLeavesHealthyVolumes(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range manyCalls / 4 {
 			all.Go(func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-				defer cancel()
-				_, err := client.GetVolumeStats(ctx, &handlerv1.GetVolumeStatsRequest{TargetPath: fmt.Sprintf("/hangs-%d", i)})
+				_, err := client.GetVolumeStats(check.Within(t, 200*time.Millisecond), &handlerv1.GetVolumeStatsRequest{TargetPath: fmt.Sprintf("/hangs-%d", i)})
 				check.That(t, err != nil, "a volume that hangs answered")
 			})
 		}
