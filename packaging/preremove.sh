@@ -42,8 +42,15 @@ if [ ! -d /run/systemd/system ]; then
 	exit 0
 fi
 systemctl stop $units
+# The daemon of a second kubelet has volumes of its own, and could not start again.
+second() {
+	for exe in /proc/[0-9]*/exe; do
+		[ ! "$exe" -ef /usr/bin/crust-proxy ] || { echo "crust-proxy: ${exe%/exe} still runs this program: stop it first" >&2 && return 0; }
+	done
+	return 1
+}
 # Until it had ended, the daemon took volumes.
-if ! insisted && ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
+if ! insisted && { second || ! /usr/bin/crust-proxy removable "$@" >/dev/null; }; then
 	systemctl start $units
 	refuse
 fi

@@ -30,11 +30,13 @@ mkdir -p /run/systemd/system /etc/crust-proxy
 printf %s "$config" >/etc/crust-proxy/config.yaml
 `
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "/bin/sh", "-ec", node+commands)
-	cmd.Env = append(os.Environ(), "programs="+programs, "config="+config, "scripts="+filepath.Join(repository(t), "packaging"))
-	cmd.Env = append(cmd.Env, env...)
+	cmd.Env = append(append(os.Environ(), "programs="+programs, "config="+config, "scripts="+filepath.Join(repository(t), "packaging")), env...)
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
+
+// apart is another daemon, with a run directory of its own.
+const apart = "mkdir -p /var/lib/kubelet/crust-proxy; exec 9>/var/lib/kubelet/crust-proxy/daemon.lock; flock 9\n"
 
 // TestRemovalBesideAnotherDaemon: the package goes after a change to the DaemonSet, whose
 // daemon has the same run directory, and the volumes.
@@ -51,10 +53,7 @@ $scripts/preremove.sh remove
 $scripts/postremove.sh remove
 [ -d /run/crust-proxy/state/tmp ] && [ -e /run/crust-proxy/daemon.lock ]`, is("inactive"))
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable --now crust-proxy-runtime.socket"), "the directory of the other daemon was cleared, or a unit stays: %v\n%s", err, said)
-	said, err = onNode(t, "", `mkdir -p /var/lib/kubelet/crust-proxy
-exec 9>/var/lib/kubelet/crust-proxy/daemon.lock
-flock 9
-$scripts/preremove.sh remove`, is("inactive"))
+	said, err = onNode(t, "", apart+"$scripts/preremove.sh remove", is("inactive"))
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable --now"), "the other daemon has a run directory of its own: %v\n%s", err, said)
 	said, err = onNode(t, "", `: >/etc/crust-proxy/crust-vm.json
 $scripts/postremove.sh purge
@@ -77,6 +76,10 @@ func TestRemovalWhileAVolumeComes(t *testing.T) {
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "insisted: %v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove")
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "without a volume: %v, it says %s", err, said)
+	said, err = onNode(t, "", `crust-proxy --run-dir /run/two --kubelet-root /var/two 2>/run/log &
+until [ -e /run/two/daemon.lock ] || ! kill -0 $!; do sleep 0.05; done
+$scripts/preremove.sh remove || refused=$?; kill $! && wait $! && exit $refused`)
+	check.That(t, err != nil && strings.Contains(said, "still runs this program"), "under the daemon of a second kubelet: %v, it says %s", err, said)
 }
 
 // TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can be insisted on.
@@ -97,7 +100,6 @@ func TestFirstInstall(t *testing.T) {
 		offline = "rmdir /run/systemd/system\n"
 		start   = "systemctl start --no-block crust-proxy.service\n"
 		locked  = "mkdir /run/crust-proxy; exec 9>/run/crust-proxy/daemon.lock; flock 9\n"
-		apart   = "mkdir -p /var/lib/kubelet/crust-proxy; exec 9>/var/lib/kubelet/crust-proxy/daemon.lock; flock 9\n"
 	)
 	online := "systemctl enable " + all + "\nsystemctl daemon-reload\n"
 	started := online + "systemctl start crust-proxy-runtime.socket crust-proxy-admin.socket\n" + start
