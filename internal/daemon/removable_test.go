@@ -211,10 +211,10 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 // TestNoMoveUnderVolumes: with other directories they would be lost. The daemon of another kubelet has none of both.
 func TestNoMoveUnderVolumes(t *testing.T) {
 	run, root := stateWith(t, "lvm*/p1"), t.TempDir()
-	dirs := strings.NewReplacer("RUN", run, "ROOT", root)
+	dirs := strings.NewReplacer("RUN", run, "ROOT", root, "ON", "front: {enabled: true")
 	for moved, stays := range map[string]bool{
-		"runDir: /run/b, kubeletRoot: ROOT": true, "runDir: RUN, kubeletRoot: /b": true, "runDir: /run/b, kubeletRoot: /b": false,
-		"runDir: RUN, kubeletRoot: ROOT": false, "runDir: /run/b, kubeletRoot: ROOT, front: {abandonVolumes: true}": false,
+		"ON}, runDir: /run/b, kubeletRoot: ROOT": true, "ON}, runDir: RUN, kubeletRoot: /b": true, "ON}, runDir: /run/b, kubeletRoot: /b": false,
+		"ON}, runDir: RUN, kubeletRoot: ROOT": false, "ON, abandonVolumes: true}, runDir: /run/b, kubeletRoot: ROOT": false,
 	} {
 		for _, accepted := range []string{"", "{runDir: RUN, kubeletRoot: ROOT}", "{runDir: /run/empty, kubeletRoot: ROOT}"} {
 			n := newNode(t, dirs.Replace(accepted))
@@ -223,7 +223,7 @@ func TestNoMoveUnderVolumes(t *testing.T) {
 			}
 			n.write(dirs.Replace("{" + moved + "}"))
 			s := check.Value(n.load("--accepted", n.accepted))(t)
-			err, stays := mayStart(s.flags, s.get()), stays && strings.Contains(accepted, "RUN")
+			err, stays := leaveFront(s.flags, s.get(), zap.NewNop()), stays && strings.Contains(accepted, "RUN")
 			check.That(t, (err != nil) == stays && (err == nil || strings.Contains(err.Error(), "/k/pods/p1/mount")), "%s after %q: %v", moved, accepted, err)
 		}
 	}
