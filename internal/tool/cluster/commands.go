@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"maps"
 	"os"
 	"os/signal"
 	"slices"
@@ -68,15 +67,6 @@ func newCommand(t *tool, cmd *cobra.Command, question func(context.Context, *sta
 		all, k, err := t.places(cmd.Context(), append(args, "")[0])
 		if err != nil {
 			return err
-		}
-		spaces := map[string]bool{}
-		for _, p := range all {
-			if p.pod != nil {
-				spaces[p.pod.Metadata.Namespace] = true
-			}
-		}
-		if len(spaces) > 1 { // anybody may make a DaemonSet with our label
-			cmd.PrintErrln("warning: pods of crust-proxy are in the namespaces " + namesIn(slices.Sorted(maps.Keys(spaces))) + ": name its own by --system-namespace")
 		}
 		return work(cmd.Context(), k, t.ask(cmd.Context(), all, question))
 	}

@@ -1,6 +1,9 @@
 package cluster
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // What is read of the cluster's objects, and no more: a bundle for support has only fields that are known to hold no secret.
 
@@ -17,18 +20,21 @@ type objects[T any] struct {
 
 type condition struct{ Type, Status, Reason, Message string }
 
+type container struct {
+	Name, Image string
+	Ports       []struct {
+		Name          string
+		ContainerPort int
+	}
+	SecurityContext struct{ Privileged bool }
+}
+
 type pod struct {
 	Metadata meta
 	Spec     struct {
 		NodeName   string
-		Containers []struct {
-			Name, Image string
-			Ports       []struct {
-				Name          string
-				ContainerPort int
-			}
-		}
-		Volumes []struct{ ConfigMap struct{ Name string } }
+		Containers []container
+		Volumes    []struct{ ConfigMap struct{ Name string } }
 	}
 	Status struct {
 		Phase, Reason, Message, PodIP string
@@ -41,10 +47,17 @@ type pod struct {
 	}
 }
 
+// ours reports whether the pod is of a DaemonSet, and privileged, as those of crust-proxy are: anybody may have a
+// DaemonSet with our label, but who may run a privileged pod is root on the nodes anyway.
+func (p pod) ours() bool {
+	return slices.ContainsFunc(p.Metadata.OwnerReferences, func(o map[string]any) bool { return o["kind"] == "DaemonSet" && o["controller"] == true }) &&
+		slices.ContainsFunc(p.Spec.Containers, func(c container) bool { return c.SecurityContext.Privileged })
+}
+
 // port is the one that is called http, or the usual one.
 func (p pod) port(usual int) int {
-	for _, container := range p.Spec.Containers {
-		for _, port := range container.Ports {
+	for _, c := range p.Spec.Containers {
+		for _, port := range c.Ports {
 			if port.Name == "http" {
 				return port.ContainerPort
 			}

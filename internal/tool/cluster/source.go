@@ -203,9 +203,7 @@ func (a *access) pods(ctx context.Context, k *api) ([]place, error) {
 	found, err := list[pod](ctx, k, "/api/v1"+a.space()+"/pods", url.Values{"labelSelector": {a.selector}})
 	var all []place
 	for _, p := range found {
-		// While a pod ends, another one may begin on its node. Anybody may give a pod our label.
-		ours := func(o map[string]any) bool { return o["kind"] == "DaemonSet" && o["controller"] == true }
-		if p.Metadata.DeletionTimestamp != nil || !slices.ContainsFunc(p.Metadata.OwnerReferences, ours) {
+		if p.Metadata.DeletionTimestamp != nil || !p.ours() { // while a pod ends, another one may begin on its node
 			continue
 		}
 		at := k.proxy("/api/v1/namespaces/" + url.PathEscape(p.Metadata.Namespace) + "/pods/" + proxied(p.Metadata.Name, p.port(a.port)))

@@ -110,14 +110,13 @@ func newRequest(driver, defaultFSType string, req interface {
 },
 ) *VolumeRequest {
 	capability := req.GetVolumeCapability()
-	r := &VolumeRequest{
+	return &VolumeRequest{
 		VolumeID: req.GetVolumeId(), Capability: capability, group: capability.GetMount().GetVolumeMountGroup(),
 		Input: policy.Input{
 			Driver: driver, FSType: cmp.Or(capability.GetMount().GetFsType(), defaultFSType),
 			AccessMode: capability.GetAccessMode().GetMode().String(), Context: req.GetVolumeContext(),
 		},
 	}
-	return r
 }
 
 // maxObjectName is the longest name that Kubernetes accepts.
