@@ -228,8 +228,7 @@ func TestMkfsOutlivesItsCallerAndItsBound(t *testing.T) {
 	r := newFormatter(t, tools(t, "ext4", held(t, dir)), func(c *mkfs.Config) { c.Timeout = 10 * time.Second })
 	r.others = true
 	device, _ := r.blank()
-	_, err := r.prepare(device, "ext4", volume.FormatHost, false)
-	check.Require(t, volume.KindOf(err) == volume.Timeout && strings.Contains(err.Error(), "left running"), "kind %v: %v", volume.KindOf(err), err)
+	check.Kind(t, check.Err(r.prepare(device, "ext4", volume.FormatHost, false)), volume.Timeout, "left running")
 	check.Must(t, os.WriteFile(dir+"/taken", nil, 0o600))
 	newFormatter(t, func(c *mkfs.Config) { c.LockFile = r.conf.LockFile }).wantSettled(false, device, "ext4")
 	mounts(t, device, "ext4")
@@ -382,8 +381,13 @@ func TestMkfsThatLies(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newFormatter(t, tools(t, "ext4", c.script))
+			if strings.HasPrefix(c.name, "fails") {
+				r.root.Mode = 0o2775
+			}
 			device, backing := r.blank()
 			formatted, err := r.prepare(device, "ext4", volume.FormatHost, false)
+			left, _ := os.ReadDir(filepath.Dir(r.conf.LockFile) + "/unfinished")
+			check.Empty(t, left, "on record, although the device is blank again")
 			check.Require(t, !formatted && volume.KindOf(err) == volume.Internal && strings.Contains(fmt.Sprint(err), c.says),
 				"formatted %v: %v", formatted, err)
 			unix.Sync()

@@ -54,8 +54,7 @@ func TestFullTmpfs(t *testing.T) {
 	changed := *old
 	changed.MountFlags = []string{strings.Repeat("x", 1000)}
 	for _, v := range []*volume.Volume{&changed, testVolume("new")} {
-		_, err := h.Publish(t.Context(), v)
-		check.That(t, volume.KindOf(err) == volume.Exhausted && strings.Contains(err.Error(), v.Target), "%v of kind %v", err, volume.KindOf(err))
+		check.Kind(t, check.Err(h.Publish(t.Context(), v)), volume.Exhausted, v.Target)
 	}
 	after := projections(t, cfg)
 	check.That(t, slices.Equal(before, after), "before %q\nafter %q", before, after)

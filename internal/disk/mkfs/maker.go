@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -134,7 +135,7 @@ func (j *job) clearFailed(ctx context.Context, uuid string, cause error) error {
 		return volume.Errorf(volume.KindOf(cause), "%w; what mkfs left on it could not be cleared (%w): "+
 			"wipe it before the volume is used", cause, err)
 	}
-	return cause
+	return errors.Join(cause, j.endIntent())
 }
 
 func (c *contents) leftBy(uuid string) bool {
