@@ -188,8 +188,12 @@ func (h *Handler) Orphans(known func(volume.Key) bool) ([]*volume.Volume, error)
 	if err != nil {
 		return nil, err
 	}
-	for _, key := range h.bindings.notes.keys() {
-		if !known(key) && !slices.ContainsFunc(orphans, func(v *volume.Volume) bool { return v.Key == key }) {
+	noted := h.bindings.notes.all()
+	for _, v := range orphans {
+		delete(noted, v.Key)
+	}
+	for key := range noted {
+		if !known(key) {
 			orphans = append(orphans, &volume.Volume{Key: key, Handler: Name})
 		}
 	}

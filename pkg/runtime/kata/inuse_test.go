@@ -239,6 +239,8 @@ func TestNotesOfUnknownVolumes(t *testing.T) {
 	b, v := publishedBench(t, kataemu.Rust)
 	b.startShim(t, v, "sb1")
 	wantUse(t, b, v, "sb1")
+	both := check.Value(b.h.Orphans(func(volume.Key) bool { return false }))(t)
+	check.That(t, len(both) == 1, "with a directory too, its volume is listed as %v", both)
 	check.Must(t, os.RemoveAll(b.dir(v)))
 	orphans, err := b.h.Orphans(func(volume.Key) bool { return false })
 	check.Require(t, err == nil && len(orphans) == 1 && orphans[0].Key == v.Key, "orphans %v, %v", orphans, err)

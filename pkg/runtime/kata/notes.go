@@ -82,10 +82,10 @@ func (n *notes) last(key volume.Key) []string {
 	return ids[len(ids)-1:]
 }
 
-func (n *notes) keys() []volume.Key {
+func (n *notes) all() map[volume.Key][]string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Collect(maps.Keys(n.ids))
+	return maps.Clone(n.ids)
 }
 
 // add records a sandbox. Those that have ended stay: a VM of theirs may have outlived them. Only where a pod that never

@@ -116,10 +116,6 @@ func (c *client) sandboxes(ctx context.Context, doubtful bool, only ...string) (
 	}), nil
 }
 
-func isReady(p *runtimeapi.PodSandbox) bool {
-	return p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY
-}
-
 // endedOf returns the sandboxes that have ended, and whether that is proven. Those whose shims hang are asked last, and
 // first the one that was asked longest ago: they may use up the time, and another one may have ended just now.
 func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox, only []string) map[string]bool {
@@ -127,7 +123,7 @@ func (c *client) endedOf(ctx context.Context, all []*runtimeapi.PodSandbox, only
 	before, hung := c.ended, c.hung
 	c.mu.Unlock()
 	all = slices.DeleteFunc(slices.Clone(all), func(p *runtimeapi.PodSandbox) bool {
-		return isReady(p) || len(only) > 0 && !slices.Contains(only, p.GetId())
+		return p.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY || len(only) > 0 && !slices.Contains(only, p.GetId())
 	})
 	slices.SortStableFunc(all, func(a, b *runtimeapi.PodSandbox) int { return hung[a.GetId()].Compare(hung[b.GetId()]) })
 	var mu sync.Mutex
