@@ -143,17 +143,14 @@ func TestAKubeconfigThatOthersCanWriteIsNotUsed(t *testing.T) {
 	f := newFakeAPI(t)
 	path := f.kubeconfig()
 	check.Must(t, os.Chmod(path, 0o666))
-	_, err := apiserver.Identity{Kubeconfig: path}.Config()
-	check.That(t, err != nil && strings.Contains(err.Error(), "chmod go-w "+path), "got %v", err)
+	check.Fails(t, check.Err(apiserver.Identity{Kubeconfig: path}.Config()), "chmod go-w "+path)
 	garbage := filepath.Join(t.TempDir(), "garbage")
 	check.Must(t, os.WriteFile(garbage, []byte("{"), 0o600))
 	for _, bad := range []string{t.TempDir(), filepath.Join(t.TempDir(), "none"), garbage} {
-		_, err = (apiserver.Identity{Kubeconfig: bad}).Config()
-		check.That(t, err != nil && strings.Contains(err.Error(), bad), "%s: got %v", bad, err)
+		check.Fails(t, check.Err(apiserver.Identity{Kubeconfig: bad}.Config()), bad)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	_, err = (apiserver.Identity{InCluster: true}).Config()
-	check.That(t, err != nil && strings.Contains(err.Error(), "service account"), "without a pod of its own: %v", err)
+	check.Fails(t, check.Err(apiserver.Identity{InCluster: true}.Config()), "service account") // without a pod of its own
 }
 
 func TestVolumesOfManyPodsAreLearnedAhead(t *testing.T) {

@@ -225,6 +225,7 @@ func (r *Registry) logUnread(err error) {
 
 // maxSockets bounds how many sockets are followed in a directory: a program that can write there could make any number.
 const maxSockets = 128
+const maxListed = 32 * maxSockets // of a directory and those below it
 
 // followRegistrars starts a session for each new socket of a registrar, and ends those whose socket has gone.
 func (r *Registry) followRegistrars(ctx context.Context, now *listing) {

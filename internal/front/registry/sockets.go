@@ -82,6 +82,9 @@ func socketsIn(dir string, below bool, watch func(dir string) bool) (*listing, e
 			dirs++
 			watched = watched && dirs <= maxSockets && watch(path)
 		case entry.Type() != fs.ModeSocket || strings.HasPrefix(entry.Name(), "."):
+		case len(out.found) == maxListed: // the others may be anywhere
+			out.unread, unread = append(out.unread, dir), append(unread, errors.New(dir+" has more sockets than are listed"))
+			return fs.SkipAll
 		default:
 			if id := idAt(path); id != (socketID{}) {
 				out.found[path] = id

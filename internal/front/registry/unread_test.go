@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -65,8 +66,7 @@ func TestEndpointThatHangs(t *testing.T) {
 	_, _ = sys.Look(&r.endpoints.looks, info.Endpoint, func() (int, error) { <-answer; return 0, nil })
 	link := check.Value(r.reach(info))(t)
 	defer func() { _ = link.conn.Close() }()
-	err := link.conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &csi.ProbeRequest{}, &csi.ProbeResponse{})
-	check.Fails(t, err, "it hangs")
+	check.Fails(t, link.conn.Invoke(t.Context(), "/csi.v1.Identity/Probe", &csi.ProbeRequest{}, &csi.ProbeResponse{}), "it hangs")
 	link.reached.Store(&socketID{})
 	r.served[info.Name] = &served{}
 	r.served[info.Name].driver.Store(link)
@@ -128,6 +128,11 @@ func TestStaleRegistrationWhereKubeletsDirectoryHangs(t *testing.T) {
 
 	now := &listing{found: found, unread: []string{dir + "/below"}}
 	check.That(t, !now.gone(theirs+"2", socketID{}) && now.gone(ours+"2", socketID{}) && now.gone(dir+"/below2", socketID{}), "what has gone")
+	for n := range maxListed + 1 { // as by a program that makes any number
+		check.Must(t, unix.Mknod(fmt.Sprintf("%s/%d", dir, n), unix.S_IFSOCK|0o600, 0))
+	}
+	now, err := socketsIn(dir, true, func(string) bool { return true })
+	check.That(t, err != nil && len(now.found) == maxListed && !now.gone(ours+"2", socketID{}), "%d of too many are listed: %v", len(now.found), err)
 }
 
 // makeTooLong makes directories in one another until their path is longer than the kernel takes.

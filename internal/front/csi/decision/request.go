@@ -77,7 +77,10 @@ func PublishRequest(driver, defaultFSType, rel string, req *csi.NodePublishVolum
 	r := newRequest(driver, defaultFSType, req)
 	group, change, err := csidefer.Group(r.Capability)
 	r.group, r.groupPolicy = cmp.Or(group, r.group), volume.GroupPolicy(change)
-	r.Path, r.Requested, r.Inline = req.GetTargetPath(), csidefer.Requested(req), isInline(req)
+	r.Path, r.Requested = req.GetTargetPath(), csidefer.Requested(req)
+	// The form of the id decides, with no staging path: kubelet stages no inline volume. csi.storage.k8s.io/ephemeral
+	// is kubelet's for drivers that want pod information, and of a pod's author or a persistent volume for others.
+	r.Inline = req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId())
 	r.ReadOnly = req.GetReadonly() || slices.Contains(readerOnly, r.Capability.GetAccessMode().GetMode())
 	named, ofTarget := r.Context[PodUIDKey], kubelet.PodUID(rel)
 	namespace, name := r.Context[PodNamespaceKey], r.Context[PodNameKey]
@@ -135,13 +138,6 @@ var inlineIDForm = sys.LazyRegexp(`^csi-[0-9a-f]{64}$`)
 
 // IsInlineID reports whether kubelet made up the volume id, for an inline volume.
 func IsInlineID(id string) bool { return inlineIDForm().MatchString(id) }
-
-// isInline reports whether the volume of a publish is specified in the pod itself. The form of the id decides, with no
-// staging path: kubelet stages no inline volume. The context's csi.storage.k8s.io/ephemeral does not: kubelet sets it
-// only for drivers that want pod information. For others it is an attribute, of a pod's author or a persistent volume.
-func isInline(req *csi.NodePublishVolumeRequest) bool {
-	return req.GetStagingTargetPath() == "" && IsInlineID(req.GetVolumeId())
-}
 
 // readerOnly are the access modes that forbid writing.
 var readerOnly = []csi.VolumeCapability_AccessMode_Mode{
