@@ -83,8 +83,8 @@ func checkHost(opts Options) error {
 // layOut makes the directories. kubelet's is on a shared mount, as on a node: a mount in
 // it without care is visible everywhere.
 func (n *node) layOut() error {
-	for _, dir := range []string{"kubelet", "state", "bundles", "rootfs/data", "rootfs/other", "rootfs/mnt", "rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/tmp"} {
-		if err := os.MkdirAll(n.path(dir), 0o755); err != nil { //nolint:gosec // an image's directories
+	for _, dir := range []string{"kubelet", "state", "bundles", "rootfs/proc", "rootfs/dev", "rootfs/sys", "rootfs/tmp"} {
+		if err := os.MkdirAll(n.path(dir), 0o755); err != nil { //nolint:gosec // an image's directories: the runtime creates mount points
 			return err
 		}
 	}

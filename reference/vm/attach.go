@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/reference/vm/wire"
 )
 
@@ -125,10 +126,7 @@ func (p *proxy) copyOutput(ctx context.Context, stream wire.Stream, to io.WriteC
 			if _, err := to.Write(piece); err != nil {
 				return err
 			}
-			select {
-			case p.progress <- struct{}{}:
-			default:
-			}
+			sys.Wake(p.progress)
 		}
 	}
 }

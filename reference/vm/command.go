@@ -101,8 +101,7 @@ func (c *command) startSupervisor(dir sandboxDir, id, bundle string, shim proces
 	if err != nil {
 		return 0, err
 	}
-	err = waitForReady(result, c.cfg.bootTime()+readyTimeout)
-	if err != nil {
+	if err := waitForReady(result, c.cfg.bootTime()+readyTimeout); err != nil {
 		timer := time.AfterFunc(killTimeout, func() { _ = cmd.Process.Kill() })
 		_ = cmd.Wait()
 		timer.Stop()
@@ -211,8 +210,7 @@ func (c *command) start() error {
 		return err
 	}
 	if !r.isSandbox() {
-		_, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).StartContainer, &wire.StartContainerRequest{Container: r.ID})
-		if err != nil {
+		if _, err := call(c.cfg.sandbox(r.Sandbox), (*supervisor).StartContainer, &wire.StartContainerRequest{Container: r.ID}); err != nil {
 			return err
 		}
 	}
@@ -329,10 +327,8 @@ func (c *command) delete() error {
 // deleteSandbox lets the guest shut down in order; the supervisor bounds the time for it.
 func (c *command) deleteSandbox(r *record) error {
 	dir := c.cfg.sandbox(r.ID)
-	if !r.Process.Ended() {
-		if dir.end(c.cfg.hangTime()) == nil {
-			waitEnded(r.Process, shutdownTimeout+powerOffTimeout+killTimeout)
-		}
+	if !r.Process.Ended() && dir.end(c.cfg.hangTime()) == nil {
+		waitEnded(r.Process, shutdownTimeout+powerOffTimeout+killTimeout)
 	}
 	if err := kill(r.Process, killTimeout); err != nil {
 		return err

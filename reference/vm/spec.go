@@ -37,7 +37,7 @@ func guestSpec(id, bundle string, spec *specs.Spec, found []*oci.Mount) (raw []b
 	}
 	name := path.Join(id, "rootfs")
 	root.Path, inGuest.Root = path.Join(wire.SharedDir, name), &root
-	binds = append(binds, bind{name: name, source: source, readOnly: root.Readonly})
+	binds = append(binds, bind{name: name, source: source})
 	inGuest.Mounts = slices.Clone(spec.Mounts)
 	for i := range inGuest.Mounts {
 		m := &inGuest.Mounts[i]

@@ -32,7 +32,7 @@ func TestGuestSpec(t *testing.T) {
 	raw, binds, err := guestSpec("c1", "/bundle", spec, []*oci.Mount{{Index: 2}})
 	check.Must(t, err)
 	want := []bind{
-		{name: "c1/rootfs", source: "/bundle/rootfs", readOnly: true},
+		{name: "c1/rootfs", source: "/bundle/rootfs"}, // read-only only once the guest has created its mount points
 		{name: "c1/1", source: "/var/lib/hosts", readOnly: true},
 		{name: "c1/3", source: "/var/lib/sub", readOnly: true, recursive: true, slave: true},
 	}

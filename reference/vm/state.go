@@ -233,6 +233,6 @@ func (d sandboxDir) remove() error {
 	if err != nil {
 		return err
 	}
-	files = append(append(temporary, d.file("fs.sock")), files...)
-	return remove(append(files, d.controlSocket(), d.volumesSocket(), d.log(), d.records(), string(d))...)
+	files = append(files, temporary...)
+	return remove(append(files, d.file("fs.sock"), d.controlSocket(), d.volumesSocket(), d.log(), d.records(), string(d))...)
 }

@@ -368,9 +368,7 @@ func (s *sandbox) close() {
 	if err := s.share.close(); err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "clean up:", err)
 	}
-	for _, path := range []string{s.dir.controlSocket(), s.dir.volumesSocket()} {
-		_ = os.Remove(path)
-	}
+	_ = remove(s.dir.controlSocket(), s.dir.volumesSocket())
 }
 
 // usesKVM reports whether machines run with KVM. The result of the trial is cached until the

@@ -90,8 +90,7 @@ func Package(t T, name, format string) string {
 	defer building.Unlock()
 	dir := cmp.Or(os.Getenv("CRUST_PACKAGES"), filepath.Join(os.TempDir(), "packages"))
 	if _, err := os.Stat(dir); err != nil {
-		_, err = Script("package.sh", dir)
-		check.Must(t, err)
+		check.Must(t, check.Err(Script("package.sh", dir)))
 	}
 	paths, err := filepath.Glob(filepath.Join(dir, name+"?[0-9]*."+format))
 	check.Require(t, err == nil && len(paths) == 1, "%s.%s in %s: %q %v, want one", name, format, dir, paths, err)

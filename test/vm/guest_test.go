@@ -382,10 +382,10 @@ func (g *guest) tryStreams(t *testing.T) {
 func (g *guest) tryExec(t *testing.T) {
 	t.Helper()
 	beside := &wire.Process{Container: "cat", Exec: "beside"}
-	raw := check.Value(json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -q '[c]at; echo' && echo 1; id -u; cat /proc/self/cgroup; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}}))(t)
+	raw := check.Value(json.Marshal(&specs.Process{Args: []string{"sh", "-c", "ps | grep -q '[c]at; echo' && echo 1; id -u; cat /proc/self/cgroup; ulimit -n; ulimit -Hn; exit 3"}, Cwd: "/", Env: []string{"PATH=/bin"}, User: specs.User{UID: 1000}}))(t)
 	check.Must(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})))
 	check.Code(t, check.Err(g.ExecProcess(t.Context(), &wire.ExecProcessRequest{Process: beside, Spec: raw})), codes.AlreadyExists)
-	check.Equal(t, g.output(t, beside), "1\n1000\n0::/\n", "a process beside says")
+	check.Equal(t, g.output(t, beside), "1\n1000\n0::/\n1024\n1048576\n", "a process beside says")
 	ended := check.Value(g.WaitProcess(t.Context(), &wire.WaitProcessRequest{Process: beside}))(t)
 	check.That(t, ended.GetExitCode() == 3, "it ended with %v", ended)
 	check.Must(t, check.Err(g.DeleteProcess(t.Context(), &wire.DeleteProcessRequest{Process: beside})))

@@ -227,8 +227,7 @@ func TestEndAsks(t *testing.T) {
 	for answer, ended := range map[string]bool{"y\n": true, "n\n": false, "": false} {
 		keys, answers, err := os.Pipe()
 		check.Must(t, err)
-		_, err = answers.WriteString(answer)
-		check.Must(t, errors.Join(err, answers.Close()))
+		check.Must(t, errors.Join(check.Err(answers.WriteString(answer)), answers.Close()))
 		b.keys, b.admin.ended = keys, nil
 		r := b.run("end", "aa11bb")
 		check.That(t, (r.code == command.ExitOK) == ended && slices.Equal(b.admin.ended, []int32{4711}) == ended && strings.Contains(r.err, `process 4711 ("qemu"), control group /kata/5a`) && strings.Contains(r.err, "volume data of pod shop/web-0"),
@@ -258,8 +257,7 @@ func TestBareNames(t *testing.T) {
 	for answer, released := range map[string]bool{"y\n": true, "n\n": false} {
 		keys, answers, err := os.Pipe()
 		check.Must(t, err)
-		_, err = answers.WriteString(answer)
-		check.Must(t, errors.Join(err, answers.Close()))
+		check.Must(t, errors.Join(check.Err(answers.WriteString(answer)), answers.Close()))
 		b.keys, b.admin.released = keys, nil
 		r := b.run("release", "web-0")
 		check.That(t, (b.admin.released != nil) == released && strings.Contains(r.err, "volume data of pod shop/web-0 ("+idA+"), device /dev/nvme1n1, target /var"),

@@ -50,7 +50,8 @@ func prepareMachine() error {
 	if err := os.WriteFile("/sys/fs/cgroup/cgroup.subtree_control", []byte("+cpu +memory +pids"), 0); err != nil {
 		return fmt.Errorf("limits for containers: %w", err)
 	}
-	return initramfs.Load(initramfs.Boot)
+	// The kernel's own hard limit is 4096. A container has this one, unless its spec has another.
+	return errors.Join(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1 << 20}), initramfs.Load(initramfs.Boot))
 }
 
 // makeRootMount mounts the root directory over itself: pivot_root cannot leave the initramfs.

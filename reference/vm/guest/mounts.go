@@ -188,25 +188,34 @@ func openIn(root int, name string, flags uint64) (int, error) {
 	return unix.Openat2(root, name, &unix.OpenHow{Flags: flags | unix.O_CLOEXEC, Resolve: inRoot})
 }
 
-// openMountPoint opens the mount point of a mount, and creates missing directories.
+// openMountPoint opens the mount point of a mount. It creates missing directories, and what a symbolic link leads to.
 func openMountPoint(root int, name string, dir bool) (int, error) {
-	name = path.Clean("/" + name)
+	name = "/" + strings.Trim(name, "/")
 	fd, err := openIn(root, name, unix.O_PATH)
 	if !errors.Is(err, unix.ENOENT) {
-		return fd, err
+		return fd, err // a loop of links is ELOOP
 	}
-	parent, err := openMountPoint(root, path.Dir(name), true)
+	above, base := path.Split(name)
+	parent, err := openMountPoint(root, above, true)
 	if err != nil {
 		return -1, err
 	}
 	defer sys.CloseFD(parent)
+	link := make([]byte, unix.PathMax)
+	if n, err := unix.Readlinkat(parent, base, link); err == nil {
+		to := string(link[:n])
+		if !path.IsAbs(to) {
+			to = above + to
+		}
+		return openMountPoint(root, to, dir)
+	}
 	if dir {
-		err = unix.Mkdirat(parent, path.Base(name), 0o755)
+		err = unix.Mkdirat(parent, base, 0o755) // of "." or "..", it is there now
 	} else {
-		fd, err = unix.Openat(parent, path.Base(name), unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+		fd, err = unix.Openat(parent, base, unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 		sys.CloseFD(fd)
 	}
-	if err != nil {
+	if err != nil && (!dir || !errors.Is(err, unix.EEXIST)) {
 		return -1, err
 	}
 	return openIn(root, name, unix.O_PATH)

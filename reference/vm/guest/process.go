@@ -107,16 +107,15 @@ func (p *process) ended() bool { return sys.IsClosed(p.done) }
 
 // execute makes the process execute the workload. own is the container's own process, whose
 // root directory has the container's terminals.
-func (p *process) execute(ctx context.Context, own int) error {
+func (p *process) execute(ctx context.Context, own int) (err error) {
 	terminal := -1
 	if p.terminal {
-		var err error
 		if terminal, err = p.openTerminal(own); err != nil {
 			return fmt.Errorf("open a terminal in the container: %w", err)
 		}
 	}
 	// The execution closes the process's end of the socket.
-	_, err := p.send(ctx, terminal)
+	_, err = p.send(ctx, terminal)
 	return err
 }
 
