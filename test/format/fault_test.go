@@ -356,8 +356,7 @@ func TestFullStorage(t *testing.T) {
 				if err == nil {
 					return
 				}
-				formatted, err = r.prepare(device, fs, volume.FormatHost, false)
-				check.That(t, err != nil, "what a failed mkfs left is taken: formatted %v", formatted)
+				check.Fails(t, check.Err(r.prepare(device, fs, volume.FormatHost, false))) // or what a failed mkfs left is taken
 				check.Must(t, unix.Mount("", dir, "", unix.MS_REMOUNT, "size=600m"))
 				r.want(true, device, fs, volume.FormatHost, false)
 				mounts(t, device, fs)

@@ -105,8 +105,7 @@ func (r *testFormatter) refused(device, backing, fsType string, policy volume.Fo
 		return
 	}
 	check.Says(r.t, "the error", err.Error(), append(says, "/target/of/volume", device)...)
-	unix.Sync()
-	check.That(r.t, before == hash(r.t, backing), "%s, policy %q: the device has changed", fsType, policy)
+	wantSame(r.t, backing, before, fmt.Sprintf("%s, policy %q: the device has changed", fsType, policy))
 }
 
 // hash tells contents: every block that is not zero, and where it lies.
@@ -164,8 +163,7 @@ func mounts(t testing.TB, device, fsType string) {
 	for range 2 {
 		err := unix.Mount(device, dir, fsType, 0, "")
 		check.Require(t, err == nil, "mount %s as %s: %v", device, fsType, err)
-		err = os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600)
-		check.That(t, err == nil, "%v", err)
+		check.Must(t, os.WriteFile(filepath.Join(dir, "file"), []byte("kept"), 0o600))
 		check.Must(t, unix.Unmount(dir, 0))
 	}
 }

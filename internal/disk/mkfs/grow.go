@@ -24,15 +24,14 @@ const checkWait = time.Minute
 
 // growth grows an ext4 that is smaller than its device, for example after a restore or a clone into a larger volume. A
 // failure does not stop the pod: the sandbox gets the filesystem as it is, and the log has the reason. Only a
-// filesystem whose growth was interrupted, and that e2fsck cannot repair by itself, is refused.
+// filesystem whose growth is on record as interrupted, and that e2fsck cannot repair by itself, is refused.
 //
 // Here programs of this node parse a filesystem that somebody else wrote. e2fsck is killed when
 // it takes too long, and only one runs at a time; resize2fs is never killed.
 type growth struct {
 	j    *job
 	uuid string
-	// cutOff: an earlier growth was interrupted, so e2fsck must check the filesystem first. After a reboot, or on another
-	// node, only the filesystem shows it: resize2fs sets the error state meanwhile, and the kernel sets it with a count.
+	// cutOff: by this node's record, an earlier growth was interrupted, so e2fsck must find the filesystem sound.
 	cutOff bool
 }
 
@@ -84,12 +83,13 @@ func (g *growth) needed(ctx context.Context) (needed bool, err error) {
 	if err != nil {
 		return false, g.unknown(growing, err)
 	}
-	g.cutOff = growing && super.UUID == uuid || may && super.Errors != nil && super.Errors.Count == 0
-	if g.cutOff && !may {
+	if g.cutOff = growing && super.UUID == uuid; g.cutOff && !may {
 		return false, g.repairedByHand(super)
 	}
 	g.uuid = super.UUID
-	return g.cutOff || may && super.Bytes <= g.j.dev.size && !super.Fills(g.j.dev.size), nil
+	// An interrupted resize2fs also leaves the error state without a count, but so does an e2fsck that gives up.
+	suspect := super.Errors != nil && super.Errors.Count == 0
+	return g.cutOff || may && (suspect || super.Bytes <= g.j.dev.size && !super.Fills(g.j.dev.size)), nil
 }
 
 // unknown is the error if the sizes are not known. Only a growth that was cut off needs them.
@@ -164,7 +164,7 @@ func (g *growth) turn(ctx context.Context, wait time.Duration) (*os.File, error)
 // refuse is the error for a filesystem that an interrupted resize2fs may have left inconsistent.
 func (g *growth) refuse(why string) error {
 	return g.j.dev.errorf(unmet, "holds an ext4 whose growth was cut off: %s. Run e2fsck -f on the device by hand, and publish again; "+
-		"or restore the volume. This is on record in %s, or by the filesystem's error state without an error count", why, g.j.dev.intent)
+		"or restore the volume. This is on record in %s", why, g.j.dev.intent)
 }
 
 // resize grows the filesystem. If that failed, why has the reason; sound is false if the filesystem must not be used.
