@@ -152,10 +152,7 @@ func (o outcome) wantFailed(t *testing.T, names ...string) {
 			}
 		}
 	}
-	code := 0
-	if len(names) > 0 {
-		code = 1
-	}
+	code := min(len(names), 1)
 	check.That(t, o.code == code, "exit code %d, want %d: %s", o.code, code, o.stderr)
 }
 

@@ -36,7 +36,7 @@ const (
 const (
 	// pause is the least time before each write; they take a twentieth of the time at most.
 	pause = 100 * time.Millisecond
-	// failedPause is that time after a write that failed.
+	// failedPause is the least time after a write that failed.
 	failedPause = time.Second
 	// leaveFree is what is left to the records, which are on the same filesystem.
 	leaveFree = 16 << 20
@@ -126,26 +126,27 @@ func (h *History) put(e *adminv1.VolumeEvent) {
 
 // write writes the file after each pause, so that the events of a pod's start are written together, and not during its calls.
 func (h *History) write() {
-	wait, failed := pause, false
+	next, failed := time.Now(), false
 	for open := true; open; {
 		select {
 		case <-h.wake:
 		case _, open = <-h.quit:
 		}
 		select {
-		case <-time.After(wait):
+		case <-time.After(max(pause, time.Until(next))):
 		case <-h.quit:
 		}
 		start := time.Now()
 		err := h.writeFile(h.prune())
-		wait = max(pause, 19*time.Since(start))
+		rest := 19 * time.Since(start)
 		if err != nil && !failed {
 			h.log.Warn("events of volumes are kept in memory only", zap.Error(err))
 		}
 		if failed = err != nil; failed {
-			wait = failedPause
+			rest = max(rest, failedPause)
 			sys.Wake(h.wake)
 		}
+		next = time.Now().Add(rest)
 	}
 }
 

@@ -209,34 +209,42 @@ func TestRepairsThatRepeat(t *testing.T) {
 1 repaired reconcile: mount guard`)
 }
 
-// TestWritesAreTriedAgain: without another event, when there is space again.
+// TestWritesAreTriedAgain: without another event, when there is space again. The pause after a slow write begins with its
+// end, also if it failed: an event that comes later does not wait for it.
 func TestWritesAreTriedAgain(t *testing.T) {
-	dir := t.TempDir()
-	blocked := filepath.Join(dir, "events.pb.new")
-	check.Must(t, os.Mkdir(blocked, 0o700))
-	h := open(dir)
-	defer h.Close()
-	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: published})
-	time.Sleep(2 * pause) // it has failed by then; if it has not, the test passes all the same
-	check.Must(t, os.Remove(blocked))
-	check.Eventually(t, "the file is written", func() bool {
-		_, err := os.Stat(filepath.Join(dir, "events.pb"))
-		return err == nil
-	})
-}
-
-// TestFileThatIsTooLarge is not read.
-func TestFileThatIsTooLarge(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "events.pb")
-	check.Must(t, os.WriteFile(file, nil, 0o600))
-	check.Must(t, os.Truncate(file, mostBytes+1))
-	check.Fails(t, check.Err(readFile(file)), "at most")
+	check.Must(t, os.Mkdir(file+".new", 0o700))
+	h := open(filepath.Dir(file))
+	defer h.Close()
+	slow := func() { // the event's write takes at least the time pause, and the pause after it is 19 times as long
+		h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: published})
+		h.mu.Lock()
+		time.Sleep(2 * pause)
+		h.mu.Unlock()
+	}
+	written := func() bool { return check.Err(os.Stat(file)) == nil }
+	slow()
+	time.Sleep(2 * pause) // it has failed by then; if it has not, the test passes all the same
+	check.Must(t, os.Remove(file+".new"))
+	time.Sleep(13 * pause)
+	check.That(t, !written(), "a slow write was tried again too soon")
+	check.Eventually(t, "the file is written", written)
+	slow()
+	time.Sleep(25 * pause)
+	check.Must(t, os.Remove(file))
+	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: published})
+	time.Sleep(10 * pause)
+	check.That(t, written(), "an event waits for a pause that is over")
 }
 
 // TestFileThatCannotBeUsed: what cannot be read or written costs no event of this process, and no call.
 func TestFileThatCannotBeUsed(t *testing.T) {
 	dir := t.TempDir()
-	check.Must(t, os.WriteFile(filepath.Join(dir, "events.pb"), []byte("damaged"), 0o600))
+	file := filepath.Join(dir, "events.pb")
+	check.Must(t, os.WriteFile(file, []byte("damaged"), 0o600))
+	check.Must(t, os.Truncate(file, mostBytes+1))
+	check.Fails(t, check.Err(readFile(file)), "at most")
+	check.Must(t, os.Truncate(file, 7))
 	h := open(dir)
 	h.Add(&adminv1.VolumeEvent{Id: "volume-1", What: "published", TargetPath: "/not\xffutf8"})
 	h.Close()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crust-proxy/crust-proxy/internal/ground/sys"
 	"github.com/crust-proxy/crust-proxy/internal/tool/printer"
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -94,10 +95,7 @@ func (d Daemon) watch(ctx context.Context, settings Settings, send func(Event)) 
 		if synced {
 			wait = firstRetry
 		}
-		reason := "the daemon ended the watch"
-		if !errors.Is(err, io.EOF) {
-			reason = d.Explain(err)
-		}
+		reason := show.Either(errors.Is(err, io.EOF), "the daemon ended the watch", d.Explain(err))
 		// Random, so that not all watchers of a node retry at the same moment.
 		pause := wait/2 + rand.N(wait) //nolint:gosec // no secret
 		send(Disconnected{At: time.Now(), Retry: time.Now().Add(pause), Reason: reason})

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/crust-proxy/crust-proxy/internal/tool/show"
 	adminv1 "github.com/crust-proxy/crust-proxy/proto/crust/admin/v1"
 )
 
@@ -109,13 +110,7 @@ func full(settings Settings, width, height int) *State {
 
 func press(s *State, names ...string) (effects []Effect) {
 	for _, name := range names {
-		text := ""
-		if len([]rune(name)) == 1 {
-			text = name
-		}
-		if name == "space" {
-			text = " "
-		}
+		text := show.Either(name == "space", " ", show.When(len([]rune(name)) == 1, name))
 		effects = s.Apply(Key{Name: name, Text: text})
 	}
 	return effects
