@@ -189,13 +189,11 @@ func TestXFSLog(t *testing.T) {
 		name := "log stripes of " + stripe
 		path := image(t, 320<<20, "mkfs.xfs", "-q", "-l", "su="+stripe)
 		file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
-		dirty, err := NeedsReplay(file, "xfs")
-		check.That(t, !dirty && err == nil, "%s, new: %v, %v", name, dirty, err)
+		check.Equal(t, check.Value(NeedsReplay(file, "xfs"))(t), false, "%s, new", name)
 		g := check.Value(readXFSGeometry(file))(t)
 		// mkfs writes one record, that of an unmount, at the start of the log.
 		check.Value(file.WriteAt([]byte{0}, (g.logAt+headers)*xlogBlock+xlogOpFlags))(t)
-		dirty, err = NeedsReplay(file, "xfs")
-		check.That(t, dirty && err == nil, "%s, not unmounted: %v, %v", name, dirty, err)
+		check.Equal(t, check.Value(NeedsReplay(file, "xfs"))(t), true, "%s, not unmounted", name)
 		check.Must(t, file.Truncate((g.logAt+1)*xlogBlock))
 		check.Is(t, check.Err(NeedsReplay(file, "xfs")), ErrDamaged) // its end is gone
 		check.Must(t, file.Close())
@@ -204,14 +202,11 @@ func TestXFSLog(t *testing.T) {
 
 func TestReplayOfExtAndBtrfs(t *testing.T) {
 	raw := extImage(func(s []byte) { binary.LittleEndian.PutUint32(s[extIncompat:], extRecover) })
-	dirty, err := NeedsReplay(bytesAt(raw), "ext4")
-	check.That(t, dirty && err == nil, "ext4: %v, %v", dirty, err)
+	check.Equal(t, check.Value(NeedsReplay(bytesAt(raw), "ext4"))(t), true, "ext4")
 	path := image(t, 256<<20, "mkfs.btrfs", "-q")
 	file := check.Value(os.OpenFile(path, os.O_RDWR, 0))(t)
 	defer func() { _ = file.Close() }()
-	dirty, err = NeedsReplay(file, "btrfs")
-	check.That(t, !dirty && err == nil, "btrfs, new: %v, %v", dirty, err)
+	check.Equal(t, check.Value(NeedsReplay(file, "btrfs"))(t), false, "btrfs, new")
 	check.Value(file.WriteAt([]byte{1}, btrfsStart+btrfsLogRoot+1))(t)
-	dirty, err = NeedsReplay(file, "btrfs")
-	check.That(t, dirty && err == nil, "btrfs: %v, %v", dirty, err)
+	check.Equal(t, check.Value(NeedsReplay(file, "btrfs"))(t), true, "btrfs")
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // getCapabilities adds to the driver's capabilities those without which kubelet never asks for stats, growth or health of
-// its volumes. If the driver hangs (see Within) or has gone, the last known ones are used: to kubelet any error here is
-// final for the publish or stage that it was about to ask for, and it would forget what an earlier one may have done.
+// its volumes. If the driver hangs (see Within) or has gone, the last known ones are used: an error here has kubelet forget
+// an earlier stage or publish. Without Stage kubelet would not stage, and a driver that has gone may come back with Stage.
 func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forwardFunc) ([]byte, error) {
 	answer, err := staging.Within(ctx, p.driver, p.front.healthTimeout, forward)
 	reply, last := &csi.NodeGetCapabilitiesResponse{}, p.driver.LastCapabilities()
@@ -31,7 +31,7 @@ func getCapabilities(ctx context.Context, p *driverProxy, _ []byte, forward forw
 			return answer, nil // kubelet gets an answer that is too long, or cannot be parsed, as it is
 		}
 		p.driver.ObserveCapabilities(reply)
-	case last != nil && !refusal.IsFinal(err):
+	case last != nil && (p.driver.Silent() || last.Stage && !refusal.IsFinal(err)):
 		logHealth(p, "", p.driver.Error("asked for its capabilities", err, nil))
 		offered = slices.Concat(last.Kinds, offered)
 	default:

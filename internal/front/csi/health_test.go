@@ -237,23 +237,27 @@ func TestManyCapabilities(t *testing.T) {
 }
 
 // TestAnswerAtTheDeadline: a driver that notices the deadline a moment before the front has not answered. One that gives
-// up early, or fails at the deadline, has. Only a final error reaches kubelet. The log gets its text in one short line.
+// up early, or fails at the deadline, has. Its error reaches kubelet if it is final, or if the last answer was without
+// Stage. The log gets its text in one short line.
 func TestAnswerAtTheDeadline(t *testing.T) {
+	const stage, other = csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH
 	for _, c := range []struct {
-		after  time.Duration
-		code   codes.Code
-		silent bool
+		after         time.Duration
+		code          codes.Code
+		last          csi.NodeServiceCapability_RPC_Type
+		silent, fails bool
 	}{
-		{healthTimeout - time.Millisecond, codes.DeadlineExceeded, true},
-		{healthTimeout - time.Millisecond, codes.Internal, false},
-		{healthTimeout / 2, codes.DeadlineExceeded, false},
-		{0, codes.Unavailable, false},
-		{healthTimeout - time.Millisecond, codes.OK, false},
+		{healthTimeout - time.Millisecond, codes.DeadlineExceeded, other, true, false},
+		{healthTimeout - time.Millisecond, codes.Internal, stage, false, true},
+		{healthTimeout / 2, codes.DeadlineExceeded, stage, false, false},
+		{0, codes.Unavailable, stage, false, false},
+		{0, codes.Unavailable, other, false, true},
+		{healthTimeout - time.Millisecond, codes.OK, other, false, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			core, logged := observer.New(zap.DebugLevel)
 			p := &driverProxy{front: &Front{healthTimeout: healthTimeout}, driver: &staging.Driver{Name: driverName}, cfg: &Config{}, log: zap.New(core)}
-			p.driver.ObserveCapabilities(reports(csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH))
+			p.driver.ObserveCapabilities(reports(c.last))
 			_, err := getCapabilities(t.Context(), p, nil, func(context.Context) ([]byte, error) {
 				time.Sleep(c.after)
 				return nil, status.Error(c.code, strings.Repeat("it hangs\n", 1000))
@@ -262,7 +266,7 @@ func TestAnswerAtTheDeadline(t *testing.T) {
 				text := fmt.Sprint(entry.ContextMap()["error"])
 				check.That(t, len(text) < 1200 && !strings.Contains(text, "\n") && strings.Contains(text, "asked for its capabilities"), "logged: %q", text)
 			}
-			check.That(t, p.driver.Silent() == c.silent && (err == nil) == (c.code != codes.Internal),
+			check.That(t, p.driver.Silent() == c.silent && (err != nil) == c.fails,
 				"%+v: silent %v, %v", c, p.driver.Silent(), err)
 		})
 	}
