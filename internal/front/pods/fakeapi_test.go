@@ -3,6 +3,7 @@ package pods
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -253,11 +254,7 @@ func (f *fakeAPI) get(w http.ResponseWriter, resource, key string) {
 }
 
 func (f *fakeAPI) all(resource string) []runtime.Object {
-	out := []runtime.Object{}
-	for _, object := range f.objects[resource] {
-		out = append(out, object)
-	}
-	return out
+	return slices.AppendSeq([]runtime.Object{}, maps.Values(f.objects[resource]))
 }
 
 // kindOf has the version and kind of what is listed.

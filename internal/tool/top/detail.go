@@ -110,11 +110,8 @@ func (p *sheet) numbers() {
 		p.line("", p.canvas.paint(show.Yellow, "asked "+age(p.s.now, since)+" ago, no answer yet"))
 	}
 	if c := r.v.GetCondition(); c != nil {
-		code, word := show.Green, "normal"
-		if c.GetAbnormal() {
-			code, word = show.Red, "abnormal"
-		}
-		p.text("Condition", code, show.Joined(": ", word, c.GetMessage()))
+		word := show.Either(c.GetAbnormal(), "abnormal", "normal")
+		p.text("Condition", show.Either(c.GetAbnormal(), show.Red, show.Green), show.Joined(": ", word, c.GetMessage()))
 	}
 }
 

@@ -130,7 +130,7 @@ var orders = [...]struct {
 	ByUsage: {"usage", colUsage, func(a, b *row) int {
 		return cmp.Or(cmp.Compare(part(b.bytes), part(a.bytes)), cmp.Compare(b.bytes.GetUsed(), a.bytes.GetUsed()))
 	}, func(r *row) bool { return r.bytes != nil }},
-	ByLatency: {"latency", colStats, func(a, b *row) int { return cmp.Compare(b.took, a.took) }, func(r *row) bool { return r.asked }},
+	ByLatency: {"latency", colStats, func(a, b *row) int { return cmp.Compare(b.took, a.took) }, (*row).timed},
 	ByAge:     {"age", colAge, func(a, b *row) int { return b.created.Compare(a.created) }, nil},
 	ByState:   {"state", colState, func(a, b *row) int { return urgency[a.v.GetState()] - urgency[b.v.GetState()] }, nil},
 	ByName:    {"name", colName, byName, nil},

@@ -248,6 +248,10 @@ func part(u *adminv1.VolumeUsage) float64 {
 
 func (r *row) id() string { return r.v.GetId() }
 
+// timed reports whether the time of the last answer is shown. Without a sandbox it is that of another one, or of a failure
+// that the daemon keeps to itself.
+func (r *row) timed() bool { return r.asked && (r.failed || r.v.GetSandbox() != nil) }
+
 func (r *row) hasSandbox() bool { return r.v.GetSandbox().GetId() != "" }
 
 func newRow(v *adminv1.Volume, escape func(string) string) *row {

@@ -224,12 +224,12 @@ func percent(u *adminv1.VolumeUsage) string {
 const slow = time.Second
 
 func latencyColour(r *row) string {
-	return cmp.Or(show.When(r.asked && r.failed, show.Red), show.When(r.took >= slow, show.Yellow), show.Plain)
+	return show.When(r.timed(), cmp.Or(show.When(r.failed, show.Red), show.When(r.took >= slow, show.Yellow)))
 }
 
 // latency is how long the sandbox took to answer, marked if the request failed. It takes at most six cells.
 func (c canvas) latency(r *row) string {
-	if !r.asked || !r.failed && r.v.GetSandbox() == nil { // the time of another sandbox, or of a failure that the daemon keeps to itself
+	if !r.timed() {
 		return "-"
 	}
 	mark := show.When(r.failed, "!")
