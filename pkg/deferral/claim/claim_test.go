@@ -367,6 +367,10 @@ func TestHeldDeviceIsForgotten(t *testing.T) {
 			return c.users.Get(v.Key) != nil
 		}
 		check.Equal(t, [3]bool{listed(true), listed(true), listed(false)}, [3]bool{true, true, false}, "listed while it is wanted")
+		check.Fails(t, check.Err(c.Begin(t.Context(), Request{Volume: v}, dev)))
+		refused := c.users.Get(v.Key).wanted
+		c.users.remember(Request{Volume: v, wanted: refused.Add(-heldKept)}, "process 1") // a look that began before the call
+		check.Equal(t, c.users.Get(v.Key).wanted, refused, "wanted")
 		finder.who = ""
 		check.Value(check.Value(c.Begin(t.Context(), Request{Volume: v}, dev))(t).Keep())(t)
 		finder.who = "process 2"

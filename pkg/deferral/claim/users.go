@@ -158,9 +158,9 @@ func (u *Users) remember(r Request, processes string) {
 		before, forced.Processes = forced, processes
 		u.forced[forcedKeyOf(r.Volume)] = forced
 	} else if known || len(u.held) < maxHeld {
-		u.held[r.Key] = Held{
-			Volume: r.Volume, Processes: processes, Since: cmp.Or(before.Since, now), Sequence: sequence, wanted: cmp.Or(r.wanted, now),
-		}
+		// A look by Refresh may end after a call that began later.
+		wanted := slices.MaxFunc([]time.Time{before.wanted, cmp.Or(r.wanted, now)}, time.Time.Compare)
+		u.held[r.Key] = Held{Volume: r.Volume, Processes: processes, Since: cmp.Or(before.Since, now), Sequence: sequence, wanted: wanted}
 	}
 	u.mu.Unlock()
 	if before.Processes != processes {
