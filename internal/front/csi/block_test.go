@@ -69,7 +69,7 @@ func TestSandboxKeepsTheDevice(t *testing.T) {
 	r.broker.bound[r.target("p1")] = "sandbox-7"
 	r.driver.said()
 	r.refused(r.unpublish("p1"), codes.Aborted, "sandbox-7")
-	r.refused(r.tryUnstage(), codes.Aborted, "still published", r.target("p1"), "`crustctl release`")
+	r.refused(r.tryUnstage(), codes.Aborted, "still published", r.target("p1"))
 	r.said()
 	delete(r.broker.bound, r.target("p1"))
 	r.end("p1")

@@ -49,7 +49,7 @@ func inlineAtTarget(target string) error {
 }
 
 func stillPublished(id staging.VolumeID, target string) error {
-	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is still published at %s: unpublish it first, or see `crustctl release` if its pod is gone",
+	return volume.Errorf(volume.Busy, "volume %s of driver %s: it is still published at %s: unpublish it first",
 		refusal.Clip(id.ID), id.Driver, target)
 }
 
