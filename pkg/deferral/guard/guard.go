@@ -35,8 +35,8 @@ const (
 	fsImmutable = 0x10
 )
 
-// guardLabel gives all files of a guard one SELinux label, which any container may read. Without it the container
-// runtime labels each file, which the kernel refuses for the immutable notice: no container would start.
+// guardLabel gives all files of a guard one SELinux label, by which any container may read them, and make directories
+// as far as modes allow. Without it the container runtime labels each file, and fails at the immutable notice.
 var guardLabel = [2]string{"context", "system_u:object_r:container_file_t:s0"}
 
 // Mount mounts the guard if it is missing. If the target directory may be missing too, it is
