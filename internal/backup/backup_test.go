@@ -262,8 +262,7 @@ func TestResumeAtTheEnd(t *testing.T) {
 	check.Must(r.t, os.Remove(r.path("snap")))
 	check.Must(r.t, os.WriteFile(r.path("snap.part"), whole[:len(whole)-1], 0o600))
 	check.Must(r.t, check.Err(job.Run(t.Context())))
-	again := check.Value(os.ReadFile(r.path("snap")))(t)
-	check.That(t, bytes.Equal(again, whole), "not the same")
+	check.That(t, bytes.Equal(check.Value(os.ReadFile(r.path("snap")))(t), whole), "not the same")
 }
 
 func TestBackupRefuses(t *testing.T) {

@@ -42,8 +42,7 @@ func TestDirectoriesHaveTheirModeAtOnce(t *testing.T) {
 	dir := t.TempDir() + "/apart"
 	self := check.Value(process.Of(os.Getpid()))(t)
 	check.Must(t, self.Inside(func() error { return unix.Mkdir(dir, 0o777) }))
-	is := check.Value(os.Stat(dir))(t)
-	check.Equal(t, is.Mode().Perm(), 0o777, "the mode")
+	check.Equal(t, check.Value(os.Stat(dir))(t).Mode().Perm(), 0o777, "the mode")
 	check.Equal(t, unix.Umask(umask), umask, "the umask of all others")
 	self.Start++
 	check.Is(t, self.Inside(func() error { return nil }), process.ErrEnded)

@@ -195,8 +195,7 @@ func TestStagedPrivatelyIsReadFromTheRecords(t *testing.T) {
 	r.stage()
 	before := files(t, r.cfg.StateDir)
 	got, err = staging.StagedDevices(r.cfg.StateDir)
-	want := []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}
-	check.That(t, err == nil && slices.Equal(got, want), "got %+v, %v", got, err)
+	check.That(t, err == nil && slices.Equal(got, []staging.Staged{{Driver: driverName, VolumeID: "vol-1", Path: r.staging()}}), "got %+v, %v", got, err)
 	live := r.front.StagedDevices()
 	check.That(t, slices.Equal(live, got), "the running front has %+v", live)
 	after := files(t, r.cfg.StateDir)

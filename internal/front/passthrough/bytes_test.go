@@ -71,8 +71,7 @@ func TestBytes(t *testing.T) {
 			random := rand.New(rand.NewPCG(1, uint64(len(method)))) //nolint:gosec // repeatable
 			for _, limit := range []int{0, 1, 5, 100, 5000, 1023, 1024, 1025, 16 << 10, 200 << 10} {
 				request := randomBytes(random, limit)
-				got := check.Value(ask(ctx, r.proxied, method, request))(t)
-				check.That(t, bytes.Equal(got, request), "%d bytes changed on the way", len(request))
+				check.That(t, bytes.Equal(check.Value(ask(ctx, r.proxied, method, request))(t), request), "%d bytes changed on the way", len(request))
 			}
 		})
 	}

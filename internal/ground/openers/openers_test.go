@@ -55,7 +55,6 @@ func TestMethod(t *testing.T) {
 // TestLoopsWithoutDescriptors: what cannot be listed may be there.
 func TestLoopsWithoutDescriptors(t *testing.T) {
 	check.WithoutDescriptors(t, func() {
-		err := eachLoop(nil, func(File) (bool, error) { return true, nil })
-		check.That(t, err != nil, "loop devices cannot be listed, and that is no error")
+		check.That(t, eachLoop(nil, func(File) (bool, error) { return true, nil }) != nil, "loop devices cannot be listed, and that is no error")
 	})
 }

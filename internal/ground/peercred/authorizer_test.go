@@ -122,8 +122,7 @@ func TestOtherPeerIsRefusedBeforeAnythingIsDecoded(t *testing.T) {
 	}
 	check.Code(t, err, codes.PermissionDenied)
 	check.That(t, s.decoded.Load() == 0 && s.handled.Load() == 0, "%d requests were decoded, %d handled", s.decoded.Load(), s.handled.Load())
-	got := <-s.refusals
-	check.Equal(t, got.UID, self(), "the hook was told the uid")
+	check.Equal(t, (<-s.refusals).UID, self(), "the hook was told the uid")
 }
 
 func TestPolicyChangesForOpenConnections(t *testing.T) {

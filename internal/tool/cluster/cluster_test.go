@@ -482,7 +482,6 @@ func TestTrialCleansUpAlone(t *testing.T) {
 		close(started)
 		_ = cmd.Wait()
 		_ = writer.Close()
-		code := cmd.ProcessState.ExitCode()
-		check.That(t, code == command.ExitFindings && len(left()) == 0, "%d signals: %s, left %v", hangups, cmd.ProcessState, left())
+		check.That(t, cmd.ProcessState.ExitCode() == command.ExitFindings && len(left()) == 0, "%d signals: %s, left %v", hangups, cmd.ProcessState, left())
 	}
 }

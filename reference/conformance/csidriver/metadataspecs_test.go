@@ -225,8 +225,7 @@ func try(t *testing.T, with fault) (failed []string) {
 			failed = append(failed, words[1])
 		}
 	}
-	want := min(1, len(failed))
-	check.That(t, code == want, "code %d\n%s%s", code, &out, &errs)
+	check.That(t, code == min(1, len(failed)), "code %d\n%s%s", code, &out, &errs)
 	left, err := os.ReadDir(f.dir) // the socket
 	check.That(t, err == nil && len(left) == 1 && len(f.snapshots) == 0, "left: %v, %v, %v", left, f.snapshots, err)
 	return failed

@@ -422,8 +422,7 @@ func TestVolumeInAPod(t *testing.T) {
 	for _, c := range []struct{ driver, id, inline, want string }{
 		{driver, volumeID, "", "a c"}, {driver, "vol-2", "", "b"}, {driver, "inline", "b", "b"}, {"other", volumeID, "", "other"}, {"other", "inline", "b", ""},
 	} {
-		names := sys.Map(pod.volumesOf(c.driver, c.id, c.inline), func(v PodVolume) string { return v.Name })
-		check.Equal(t, strings.Join(names, " "), c.want, "%+v", c)
+		check.Equal(t, strings.Join(sys.Map(pod.volumesOf(c.driver, c.id, c.inline), func(v PodVolume) string { return v.Name }), " "), c.want, "%+v", c)
 	}
 	found, err := pod.ForVolume(driver, volumeID, "")
 	check.That(t, err == nil && !found.Volume.ReadOnlyMounts, "%+v, %v", found, err)
