@@ -9,6 +9,30 @@ esac
 
 units="crust-proxy-runtime.socket crust-proxy-admin.socket crust-proxy.service"
 
+insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
+
+refuse() {
+	echo "crust-proxy: not removed. To remove it all the same, set CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
+	echo "crust-proxy: of dpkg, apt or rpm." >&2
+	echo "crust-proxy: Where a DaemonSet's daemon has the volumes, first: systemctl disable --now $units" >&2
+	exit 1
+}
+
+# The daemon of a second kubelet has volumes of its own, and could not start again. After an upgrade of the package it
+# may still run the file before: the same path, and not a container's.
+second() {
+	own=$(systemctl show --property=MainPID --value crust-proxy.service 2>/dev/null)
+	for exe in /proc/[0-9]*/exe; do
+		[ "$exe" != "/proc/$own/exe" ] || continue
+		[ "$exe" -ef /usr/bin/crust-proxy ] ||
+			{ [ "$(readlink "$exe")" = "/usr/bin/crust-proxy (deleted)" ] && [ "${exe%exe}root/usr/bin/crust-proxy" -ef /usr/bin/crust-proxy ]; } || continue
+		echo "crust-proxy: ${exe%/exe} still runs this program: stop it first" >&2
+		return 0
+	done
+	return 1
+}
+insisted || ! second || refuse
+
 # Beside another daemon, such as a DaemonSet's, all volumes are in its care. Its run directory may be another one.
 held() { [ -e "$1" ] && ! flock --nonblock "$1" true; }
 if [ -d /run/systemd/system ] && { held /run/crust-proxy/daemon.lock || held /var/lib/kubelet/crust-proxy/daemon.lock; }; then
@@ -19,15 +43,6 @@ if [ -d /run/systemd/system ] && { held /run/crust-proxy/daemon.lock || held /va
 		;;
 	esac
 fi
-
-insisted() { [ -n "${CRUST_PROXY_ABANDON_VOLUMES:-}" ]; }
-
-refuse() {
-	echo "crust-proxy: not removed. To remove it all the same, set CRUST_PROXY_ABANDON_VOLUMES=1 in the environment" >&2
-	echo "crust-proxy: of dpkg, apt or rpm." >&2
-	echo "crust-proxy: Where a DaemonSet's daemon has the volumes, first: systemctl disable --now $units" >&2
-	exit 1
-}
 
 # Pods may run on deferred volumes. Without crust-proxy their sandboxes keep the
 # devices, and nobody takes those back: so it is not removed under them, unless
@@ -41,17 +56,17 @@ if [ ! -d /run/systemd/system ]; then
 	! command -v systemctl >/dev/null || systemctl disable --quiet $units
 	exit 0
 fi
+was=
+for unit in $units; do
+	case $(systemctl is-active "$unit") in
+	inactive | failed) ;;
+	*) was="$was $unit" ;;
+	esac
+done
 systemctl stop $units
-# The daemon of a second kubelet has volumes of its own, and could not start again.
-second() {
-	for exe in /proc/[0-9]*/exe; do
-		[ ! "$exe" -ef /usr/bin/crust-proxy ] || { echo "crust-proxy: ${exe%/exe} still runs this program: stop it first" >&2 && return 0; }
-	done
-	return 1
-}
 # Until it had ended, the daemon took volumes.
-if ! insisted && { second || ! /usr/bin/crust-proxy removable "$@" >/dev/null; }; then
-	systemctl start $units
+if ! insisted && ! /usr/bin/crust-proxy removable "$@" >/dev/null; then
+	[ -z "$was" ] || systemctl start $was
 	refuse
 fi
 systemctl disable $units

@@ -25,8 +25,8 @@ func onNode(t *testing.T, config, commands string, env ...string) (said string, 
 	check.Must(t, os.WriteFile(filepath.Join(programs, "systemctl"), []byte(systemctl), 0o700))
 	const node = `
 for dir in /run /etc /var /sys/fs/cgroup; do mount -t tmpfs none $dir; done
-mount -t overlay none /usr/bin -o "lowerdir=$programs:/usr/bin"
-mkdir -p /run/systemd/system /etc/crust-proxy
+mkdir -p /run/systemd/system /etc/crust-proxy /var/upper /var/work
+mount -t overlay none /usr/bin -o "lowerdir=$programs:/usr/bin,upperdir=/var/upper,workdir=/var/work"
 printf %s "$config" >/etc/crust-proxy/config.yaml
 `
 	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "/bin/sh", "-ec", node+commands)
@@ -69,17 +69,27 @@ $scripts/runtimes-postremove.sh purge
 // after the first look at the records.
 func TestRemovalWhileAVolumeComes(t *testing.T) {
 	const atStop = "atCall=[ $1 != stop ] || { mkdir -p /run/crust-proxy/state/volumes; echo { >/run/crust-proxy/state/volumes/v.json; }"
-	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop)
-	check.That(t, err != nil && strings.Contains(said, "deferred volumes may live") && strings.Contains(said, "systemctl start") && !strings.Contains(said, "\nsystemctl disable"),
+	said, err := onNode(t, "", "$scripts/preremove.sh remove", atStop+"; [ $1 != is-active ] || [ $2 = crust-proxy.service ] || { echo inactive; exit; }")
+	check.That(t, err != nil && strings.Contains(said, "deferred volumes may live") && strings.Contains(said, "systemctl start crust-proxy.service\n") && !strings.Contains(said, "\nsystemctl disable"),
 		"%v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove", atStop, "CRUST_PROXY_ABANDON_VOLUMES=1")
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "insisted: %v, it says %s", err, said)
 	said, err = onNode(t, "", "$scripts/preremove.sh remove")
 	check.That(t, err == nil && strings.Contains(said, "systemctl disable"), "without a volume: %v, it says %s", err, said)
-	said, err = onNode(t, "", `crust-proxy --run-dir /run/two --kubelet-root /var/two 2>/run/log &
-until [ -e /run/two/daemon.lock ] || ! kill -0 $!; do sleep 0.05; done
-$scripts/preremove.sh remove || refused=$?; kill $! && wait $! && exit $refused`)
-	check.That(t, err != nil && strings.Contains(said, "still runs this program"), "under the daemon of a second kubelet: %v, it says %s", err, said)
+}
+
+// TestRemovalUnderASecondDaemon is refused before anything is stopped.
+func TestRemovalUnderASecondDaemon(t *testing.T) {
+	const begin = `crust-proxy --run-dir /run/two --kubelet-root /var/two 2>/run/log &
+until [ -e /run/two/daemon.lock ] || ! kill -0 $!; do sleep 0.05; done; echo $! >/run/pid
+`
+	const remove = "\n$scripts/preremove.sh remove || refused=$?; kill $! && wait $! && exit $refused"
+	for also, atCall := range map[string]string{"": "", "cd /usr/bin; cp crust-proxy new; mv new crust-proxy": "", apart: "[ $1 != is-active ] || { echo inactive; exit; }"} {
+		said, err := onNode(t, "", begin+also+remove, "atCall="+atCall)
+		check.That(t, err != nil && strings.Contains(said, "still runs this program") && !strings.Contains(said, "\nsystemctl "), "after %q: %v, it says %s", also, err, said)
+	}
+	said, err := onNode(t, "", begin+remove, "atCall=[ $1 != show ] || { cat /run/pid; exit; }")
+	check.That(t, err == nil, "the second is the unit's own: %v, it says %s", err, said)
 }
 
 // TestRemovalWithABadConfiguration is refused, because nothing is known of volumes, and can be insisted on.
