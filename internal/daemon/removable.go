@@ -109,10 +109,10 @@ func (l living) text() string {
 	return strings.Join(lines, "\n")
 }
 
-// refusal is text, with what to do; the override leaves all as it is.
-func (l living) refusal(override string) string {
+// refusal is text, with what the user can do; the override leaves all as it is.
+func (l living) refusal(override string, uid int) string {
 	text := l.text()
-	if errors.Is(l.unsure, os.ErrPermission) {
+	if errors.Is(l.unsure, os.ErrPermission) && uid != 0 {
 		return text + "\nRun it as root."
 	}
 	if len(l.drivers) > 0 {
@@ -136,7 +136,7 @@ func mayLeave(before, next *config.Config) error {
 	}
 	found := livingOf(before, true)
 	found.drivers = registry.Registered(before.Front.KubeletRegistry)
-	why := found.refusal("front.abandonVolumes: true")
+	why := found.refusal("front.abandonVolumes: true", os.Geteuid())
 	if found.none() {
 		if driversCame(before.CSISockets()) {
 			return nil
@@ -166,7 +166,7 @@ func mayStart(flags *config.Flags, cfg *config.Config) error {
 	moved := err == nil && flags.Accepted != "" && (before.RunDir == cfg.RunDir) != (before.KubeletRoot == cfg.KubeletRoot)
 	if moved && !cfg.Front.AbandonVolumes {
 		if found := livingOf(&before, false); !found.none() {
-			return fmt.Errorf("runDir and kubeletRoot cannot be changed: %s", found.refusal("front.abandonVolumes: true"))
+			return fmt.Errorf("runDir and kubeletRoot cannot be changed: %s", found.refusal("front.abandonVolumes: true", os.Geteuid()))
 		}
 	}
 	if cfg.Front.Enabled {
@@ -223,7 +223,7 @@ func removable(_ context.Context, call invocation) error {
 		_, err = fmt.Fprintln(call.stderr, "crust-proxy: warning: "+found.text()+whatItIs)
 		return err
 	}
-	return errors.New(found.refusal("--abandon-volumes"))
+	return errors.New(found.refusal("--abandon-volumes", os.Geteuid()))
 }
 
 func withdraw(_ context.Context, call invocation) error {

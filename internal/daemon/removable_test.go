@@ -115,7 +115,9 @@ func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	check.Must(t, os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600))
 	code, said := askMain(t, "removable", "--run-dir", run)
 	check.That(t, code == exitError && strings.Contains(said, "may live"), "%d: %s", code, said)
-	check.Says(t, "it", living{unsure: fmt.Errorf("a record: %w", os.ErrPermission)}.refusal("--abandon-volumes"), "as root")
+	denied := living{unsure: fmt.Errorf("a record: %w", os.ErrPermission)}
+	check.Says(t, "it", denied.refusal("--abandon-volumes", 1), "as root")
+	check.Says(t, "it", denied.refusal("--abandon-volumes", 0), "--abandon-volumes") // as with an LSM
 }
 
 // driverWasHere makes what is left of a driver that was behind the front since the boot.
