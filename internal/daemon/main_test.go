@@ -78,7 +78,7 @@ handlers: {crust: {enabled: true, programs: [` + dir + `/runc], filesystems: [no
 func TestValidateExplainsAPod(t *testing.T) {
 	dir := t.TempDir()
 	pod := dir + "/pod.yaml"
-	for name, text := range map[string]string{"pod.yaml": aPod, "on.yaml": ourRules + "cluster: {inCluster: true}\n", "off.yaml": ourRules, "none.yaml": "kind: Service\napiVersion: v1\n",
+	for name, text := range map[string]string{"pod.yaml": aPod, "on.yaml": ourRules + "cluster: {inCluster: true}\n", "off.yaml": ourRules, "none.yaml": "kind: Service\napiVersion: v1\n", "secret.yaml": "kind: Secret\nstringData: {a: b}\n",
 		"odd.yaml": strings.Replace(aPod, "runtimeClassName", "runtimeclass", 1), "two.yaml": aPod + "---" + aPod, "classless.yaml": strings.Replace(aPod, "RuntimeClass", "PriorityClass", 1)} {
 		check.Must(t, os.WriteFile(dir+"/"+name, []byte(text), 0o600))
 	}
@@ -102,12 +102,13 @@ lost: refused
     (pods) the claim lost is not in the file
 `: {"--config", dir + "/on.yaml", "--pod", pod},
 		`it goes by runtimeHandlers of the pod, which is not known here: configure cluster`: {"--config", dir + "/off.yaml", "--pod", pod},
-		"pod.yaml: no such file":                                {"--pod", "/nowhere/pod.yaml"},
-		"a document in it has no kind\n":                        {"--pod", dir + "/on.yaml"},
-		"there is no Pod in it":                                 {"--pod", dir + "/none.yaml"},
-		"there are several Pods in it":                          {"--pod", dir + "/two.yaml"},
-		`unknown field "spec.runtimeclass"`:                     {"--pod", dir + "/odd.yaml"},
-		"has the runtime class kata-fast, which does not exist": {"--pod", dir + "/classless.yaml"},
+		"pod.yaml: no such file":                                    {"--pod", "/nowhere/pod.yaml"},
+		"a document in it has no kind or apiVersion\n":              {"--pod", dir + "/on.yaml"},
+		"secret.yaml: a document in it has no kind or apiVersion\n": {"--pod", dir + "/secret.yaml"},
+		"there is no Pod in it":                                     {"--pod", dir + "/none.yaml"},
+		"there are several Pods in it":                              {"--pod", dir + "/two.yaml"},
+		`unknown field "spec.runtimeclass"`:                         {"--pod", dir + "/odd.yaml"},
+		"has the runtime class kata-fast, which does not exist":     {"--pod", dir + "/classless.yaml"},
 	} {
 		code, said := askMain(t, append([]string{"validate"}, args...)...)
 		check.That(t, strings.Contains(said, want) && (code == exitOK) == strings.Contains(said, " rule "),

@@ -69,8 +69,8 @@ func decode(file []byte) (objects []runtime.Object, err error) {
 			continue
 		}
 		object, _, failed := decoder.Decode(raw, nil, nil)
-		if runtime.IsMissingKind(failed) { // its text has all of the document
-			return nil, errors.New("a document in it has no kind")
+		if runtime.IsMissingKind(failed) || runtime.IsMissingVersion(failed) { // its text has all of the document
+			return nil, errors.New("a document in it has no kind or apiVersion")
 		}
 		if !runtime.IsNotRegisteredError(failed) { // as a Deployment is
 			objects, err = append(objects, object), failed
