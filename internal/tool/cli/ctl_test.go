@@ -278,7 +278,8 @@ func TestExitCodesAndErrors(t *testing.T) {
 	}{
 		{"not running", nil, "list", command.ExitFailure, []string{"not running", "systemctl status crust-proxy", "--socket"}},
 		{"nobody listens", func(b *bench) { b.deadSocket() }, "list", command.ExitFailure, []string{"nobody listens", "systemctl status crust-proxy"}},
-		{"nobody listens, in a pod", func(b *bench) { inPod(b); b.deadSocket() }, "list", command.ExitFailure, []string{"not running", "kubectl -n ns describe pod p", "kubectl -n ns logs p"}},
+		{"not running, in a pod", inPod, "list", command.ExitFailure, []string{"not running", "kubectl -n ns describe pod p"}},
+		{"nobody listens, in a pod", func(b *bench) { inPod(b); b.deadSocket() }, "list", command.ExitFailure, []string{"describe pod p", "kubectl -n ns logs p"}},
 		{"no such volume", serve, "get 123456", command.ExitFailure, []string{`no volume "123456"`, "NotFound"}},
 		{"daemon refuses", failing(codes.PermissionDenied, "uid 7 may not"), "list", command.ExitFailure, []string{"uid 7 may not", "sudo", "authorization.admin.uids"}},
 		{"daemon stops", failing(codes.Unavailable, "draining"), "list", command.ExitFailure, []string{"draining", "again"}},
@@ -306,7 +307,7 @@ func TestExitCodesAndErrors(t *testing.T) {
 		{"limit below size", nil, "expand aa11bb --size 2Gi --limit 1Gi", command.ExitUsage, []string{"--limit"}},
 		{"no volume", nil, "stats", command.ExitUsage, []string{"needs a VOLUME"}},
 		{"two volumes", nil, "stats a b", command.ExitUsage, []string{`"b"`}},
-		{"no such configuration", nil, "doctor --pre --config /nope", command.ExitFailure, []string{"/nope: "}},
+		{"no such configuration", nil, "doctor --wait 1h --config /nope", command.ExitFailure, []string{"/nope: "}},
 		{"negative timeout", nil, "list --timeout -1s", command.ExitUsage, []string{"negative"}},
 		{"abstract socket", nil, "list --socket @x", command.ExitUsage, []string{"abstract"}},
 		{"completion of nothing", nil, "completion tcsh", command.ExitUsage, []string{"tcsh"}},

@@ -43,11 +43,11 @@ it as root: else some things cannot be looked at.
 			timeout := show.Either(cmd.Flags().Changed("timeout"), d.timeout, doctorWait)
 			node.AdminSocket, _ = socketPath(d.socket) // checked with the other flags
 			report, err := examine(cmd.Context(), d.within(timeout), node, file)
-			for end := time.Now().Add(wait); unfinished(report) && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
-				report, err = examine(cmd.Context(), d.within(timeout), node, file)
-			}
 			if errors.Is(err, fs.ErrNotExist) { // the file that --config names
 				return err
+			}
+			for end := time.Now().Add(wait); unfinished(report) && time.Now().Before(end) && sys.Sleep(cmd.Context(), time.Second); {
+				report, err = examine(cmd.Context(), d.within(timeout), node, file)
 			}
 			if err != nil {
 				cmd.PrintErrln("crustctl: looking in the usual places: " + show.EscapeLines(err.Error()))
