@@ -110,8 +110,7 @@ func TestCloneThatFailsLeavesNothing(t *testing.T) {
 	check.Needs(t, !check.Value(hasReflinks(config.DataDir))(t), "a temporary directory without reflinks: set TMPDIR")
 	controller := csi.NewControllerClient(conn)
 	original := check.Value(created(t, controller, "original", source{}))(t)
-	image := filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img")
-	check.Must(t, os.WriteFile(image, make([]byte, 1<<20), 0o600))
+	check.Must(t, os.WriteFile(filepath.Join(config.DataDir, "images", fileName(original.GetVolumeId())+".img"), make([]byte, 1<<20), 0o600))
 	check.Code(t, check.Err(created(t, controller, "clone", source{Volume: original.GetVolumeId()})), codes.FailedPrecondition) // more than the limit was copied
 	for _, dir := range []string{"volumes", "images"} {
 		left, _ := os.ReadDir(filepath.Join(config.DataDir, dir))

@@ -67,8 +67,7 @@ func (t transport) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 	}
 	t.to.connected(conn, who)
 	// The bytes never leave the kernel of this node.
-	level := credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}
-	return conn, AuthInfo{CommonAuthInfo: level, Peer: who}, nil
+	return conn, AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Peer: who}, nil
 }
 
 // maxGroups is the kernel's NGROUPS_MAX.

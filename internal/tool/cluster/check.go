@@ -77,7 +77,7 @@ func checkInstallation(ctx context.Context, a *access, k *api, states []*state) 
 		return []checked{{"cluster", resultFail, fmt.Sprintf("the API server %s does not answer: %v", k.host, err), ""}}
 	}
 	all := []checked{{"cluster", resultOK, "Kubernetes " + version.GitVersion + " at " + k.host, ""}}
-	if a.nodeSelector != "" || len(states) > 0 && !slices.ContainsFunc(states, func(s *state) bool { return s.pod != nil }) {
+	if a.nodeSelector != "" || !slices.ContainsFunc(states, func(s *state) bool { return s.pod != nil }) {
 		return append(all, checked{"installation", resultOK, "by the package: no pods of crust-proxy are asked", ""})
 	}
 	sets, err := list[daemonSet](ctx, k, "/apis/apps/v1"+a.space()+"/daemonsets", url.Values{"labelSelector": {a.selector}})
@@ -86,6 +86,9 @@ func checkInstallation(ctx context.Context, a *access, k *api, states []*state) 
 	}
 	for _, set := range sets {
 		s, name := set.Status, set.Metadata
+		if !slices.ContainsFunc(states, func(s *state) bool { return s.pod != nil && s.pod.Metadata.Namespace == name.Namespace }) {
+			continue // anybody may have a DaemonSet with our label, and its pods do not count
+		}
 		all = append(all, checked{"installation", worse(s.NumberReady < max(1, s.DesiredNumberScheduled), resultFail),
 			fmt.Sprintf("DaemonSet %s/%s: %d of %d pods ready, %d up to date", name.Namespace, name.Name, s.NumberReady, s.DesiredNumberScheduled, s.UpdatedNumberScheduled),
 			"kubectl -n " + name.Namespace + " describe daemonset " + name.Name})

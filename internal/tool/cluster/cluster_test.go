@@ -288,7 +288,8 @@ func TestCheck(t *testing.T) {
 	ready := 1
 	f.mux.HandleFunc("GET /apis/apps/v1/daemonsets", func(w http.ResponseWriter, _ *http.Request) {
 		f.answer(w, map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "crust", "namespace": "system"},
-			"status": map[string]any{"desiredNumberScheduled": 1, "numberReady": ready, "updatedNumberScheduled": 1}}}})
+			"status": map[string]any{"desiredNumberScheduled": 1, "numberReady": ready, "updatedNumberScheduled": 1}},
+			map[string]any{"metadata": map[string]any{"name": "x", "namespace": "evil"}, "status": map[string]any{"desiredNumberScheduled": 3}}}})
 	})
 	got := f.run("check")
 	f.wants(got, "ok   cluster                Kubernetes v1.37.0", "ok   installation           DaemonSet system/crust: 1 of 1 pods ready",
@@ -325,9 +326,9 @@ func TestCheck(t *testing.T) {
 	f.wants(f.run("check", "-o", "json"), `"component": "daemons",`, `"result": "fail"`)
 	f.mux.HandleFunc("GET /api/v1/namespaces/system/pods", func(w http.ResponseWriter, _ *http.Request) { f.answer(w, map[string]any{"items": f.pods}) })
 	f.mux.HandleFunc("GET /apis/apps/v1/namespaces/system/daemonsets", func(w http.ResponseWriter, _ *http.Request) {
-		f.answer(w, map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "own"}}}})
+		f.answer(w, map[string]any{"items": []any{map[string]any{"metadata": map[string]any{"name": "own", "namespace": "system"}}}})
 	})
-	f.wants(f.run("check", "--system-namespace=system"), "installation           DaemonSet /own:")
+	f.wants(f.run("check", "--system-namespace=system"), "installation           DaemonSet system/own:")
 }
 
 // trialServer adds to a fake what a trial needs. It returns the objects that are there.

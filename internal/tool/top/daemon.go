@@ -54,8 +54,7 @@ func (d Daemon) fetchStats(ctx context.Context, id string) StatsFetched {
 func (d Daemon) poll(ctx context.Context, settings Settings, eventsOf string) (e Polled, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
-	req := &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler}
-	e.Volumes, err = ListVolumes(ctx, d, req)
+	e.Volumes, err = ListVolumes(ctx, d, &adminv1.ListVolumesRequest{Driver: settings.Driver, Handler: settings.Handler})
 	e.Node, _ = d.GetNode(ctx, &adminv1.GetNodeRequest{})
 	handlers, _ := d.ListHandlers(ctx, &adminv1.ListHandlersRequest{})
 	e.Handlers = handlers.GetHandlers()

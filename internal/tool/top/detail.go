@@ -51,8 +51,7 @@ func (p *sheet) height() int {
 func (p *sheet) title() string {
 	r, paint := p.row, p.canvas.paint
 	if r == nil {
-		id := show.ShortID(p.canvas.escape(p.s.detail.id))
-		return p.canvas.line(freshness(p.s), paint(show.Bold, id), paint(show.Alarm, "  GONE"))
+		return p.canvas.line(freshness(p.s), paint(show.Bold, show.ShortID(p.canvas.escape(p.s.detail.id))), paint(show.Alarm, "  GONE"))
 	}
 	of := paint(show.Faint, show.When(r.pod != "", "  of "))
 	return p.canvas.line(freshness(p.s), paint(show.Bold, r.name), "  ", paint(stateColour(r), r.state), of, r.pod)

@@ -341,8 +341,7 @@ func TestReasonOfACondition(t *testing.T) {
 		"ReadOnly": "ReadOnly", "read only": "", "Ärger": "", "A1": "", strings.Repeat("x", 64): strings.Repeat("x", 64), strings.Repeat("x", 65): "",
 	} {
 		byProgram := &handlerv1.GetVolumeStatsResponse{}
-		raw := fmt.Sprintf(`{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said)
-		check.Must(t, protojson.Unmarshal([]byte(raw), byProgram))
+		check.Must(t, protojson.Unmarshal(fmt.Appendf(nil, `{"volume_condition":{"abnormal":true,"message":"m","reason":%q}}`, said), byProgram))
 		report, err := readReport(byProgram)
 		check.That(t, err == nil && report.Condition.Reason == want, "%q: %+v, %v", said, report.Condition, err)
 	}

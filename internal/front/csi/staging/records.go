@@ -312,8 +312,7 @@ func (r *Records) dropGone(log *zap.Logger) {
 			_, err := os.Lstat(filepath.Dir(target))
 			return errors.Is(err, fs.ErrNotExist)
 		}
-		raw := slices.Collect(maps.Keys(rec.Raw))
-		if !slices.ContainsFunc(slices.Concat(rec.OnHost, rec.Uncertain, raw), gone) {
+		if !slices.ContainsFunc(slices.Concat(rec.OnHost, rec.Uncertain, slices.Collect(maps.Keys(rec.Raw))), gone) {
 			continue
 		}
 		rec.Raw = maps.Clone(rec.Raw)
