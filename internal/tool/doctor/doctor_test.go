@@ -45,12 +45,9 @@ func TestHealthyNodeHasOnlyOK(t *testing.T) {
 func TestLocalChecksRunWithTheDaemonDown(t *testing.T) {
 	tr := newTree(t)
 	tr.write(tr.node.Config.RunDir+"/daemon.lock", "")
-	lock, err := os.Open(tr.node.at(tr.node.Config.RunDir + "/daemon.lock"))
-	if err == nil {
-		defer func() { _ = lock.Close() }()
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
-	}
-	check.Must(t, err)
+	lock := check.Value(os.Open(tr.node.at(tr.node.Config.RunDir + "/daemon.lock")))(t)
+	defer func() { _ = lock.Close() }()
+	check.Must(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
 	down := Daemon{Err: errors.New("connection refused"), Advice: "start it"}
 	report := Run(t.Context(), tr.node, down)
 	check.That(t, report.Count(Error) == 1, "who does not answer and may listen is to be ended: %+v", report.Findings)
@@ -325,6 +322,7 @@ func guardFaults() []bad {
 	return []bad{
 		{"stale", "guards", func(tr tree, _ *Node, _ *Daemon) { tr.mount("40", targetA, "tmpfs", abi.GuardPrefix+idOf(targetA)) }, Warn, "stale", "reconcile"},
 		{"adopted", "guards", func(_ tree, _ *Node, d *Daemon) { *d = withVolume(adminv1.VolumeState_VOLUME_STATE_ADOPTED, "") }, OK, "each of 0 guards", ""},
+		{"refused", "guards", func(_ tree, _ *Node, d *Daemon) { d.Err = errors.New("permission denied") }, Skip, "the daemon could not be asked", ""},
 		{"only a bind", "guards", func(tr tree, _ *Node, d *Daemon) {
 			record(d)
 			tr.mount("40", "/elsewhere", "tmpfs", abi.GuardPrefix+idOf(targetA))

@@ -122,7 +122,7 @@ func checkGuards(ctx context.Context, n Node, d Daemon) []Finding {
 	guards := guardsIn(table)
 	found := guardFindings(guards, d)
 	if !d.up() {
-		return append(found, skipped("%d guards are mounted; they cannot be compared with the records, for the daemon did not answer", len(guards)))
+		return append(found, skipped("%d guards are mounted; they cannot be compared with the records, for the daemon could not be asked", len(guards)))
 	}
 	if len(found) > 0 && d.Again != nil { // pods may have started and ended since the volumes were listed
 		if d.Volumes, err = d.Again(ctx); err == nil {
