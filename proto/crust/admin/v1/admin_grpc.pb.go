@@ -57,7 +57,8 @@ type AdminClient interface {
 	// WatchVolumes sends every volume that is there, then a SYNCED event, then
 	// each change. A reader that is slow gets the latest state of a volume, not
 	// every step to it. New usage is no change, and neither is the end of a
-	// freeze at frozen_until.
+	// freeze at frozen_until. A stream that is not read while very many volumes change
+	// ends with RESOURCE_EXHAUSTED: its reader must watch again.
 	WatchVolumes(ctx context.Context, in *WatchVolumesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchVolumesResponse], error)
 	// GetVolumeStats asks the sandbox of a volume for fresh numbers.
 	GetVolumeStats(ctx context.Context, in *GetVolumeStatsRequest, opts ...grpc.CallOption) (*GetVolumeStatsResponse, error)
@@ -273,7 +274,8 @@ type AdminServer interface {
 	// WatchVolumes sends every volume that is there, then a SYNCED event, then
 	// each change. A reader that is slow gets the latest state of a volume, not
 	// every step to it. New usage is no change, and neither is the end of a
-	// freeze at frozen_until.
+	// freeze at frozen_until. A stream that is not read while very many volumes change
+	// ends with RESOURCE_EXHAUSTED: its reader must watch again.
 	WatchVolumes(*WatchVolumesRequest, grpc.ServerStreamingServer[WatchVolumesResponse]) error
 	// GetVolumeStats asks the sandbox of a volume for fresh numbers.
 	GetVolumeStats(context.Context, *GetVolumeStatsRequest) (*GetVolumeStatsResponse, error)
