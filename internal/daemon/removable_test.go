@@ -50,8 +50,7 @@ func stateWith(t *testing.T, volumes ...string) (runDir string) {
 			volume.Volume
 			Held volume.Volume `json:"volume"`
 		}{1, strings.TrimSpace(string(boot)), v, v}))(t)
-		dir := map[bool]string{false: "volumes", true: "held"}[pod == "held"]
-		check.Must(t, os.WriteFile(filepath.Join(state, dir, string(v.Key)+".json"), raw, 0o600))
+		check.Must(t, os.WriteFile(filepath.Join(state, map[bool]string{false: "volumes", true: "held"}[pod == "held"], string(v.Key)+".json"), raw, 0o600))
 	}
 	return runDir
 }

@@ -260,8 +260,7 @@ func TestHoldWaitsForAnEarlierFreeze(t *testing.T) {
 			free, err := f.hold(t.Context(), []inUse{{"v", someFile}, {"w", someFile}}, func() error { a.called("take"); return nil })
 			check.That(t, err == nil && (len(free) == 0) == c.held && time.Since(began) > f.limit, "free %q: %v", free, err)
 			at := slices.Index(a.calls, "take")
-			before := a.calls[:at]
-			check.That(t, slices.Equal(slices.Sorted(slices.Values(before)), []string{
+			check.That(t, slices.Equal(slices.Sorted(slices.Values(a.calls[:at])), []string{
 				"freeze 1 5s", "freeze 1 5s", "freeze 1 5s", "freeze 2 5s", "freeze 2 5s", "freeze 2 5s", "thaw 1", "thaw 1",
 			}) && slices.Contains(a.calls[at:], "thaw 1") && slices.Contains(a.calls, "thaw 2") == c.held, "%q", a.calls)
 		})

@@ -58,8 +58,7 @@ func newBecame(t *testing.T, program string, env []string, args ...string) *beca
 	t.Helper()
 	dir := t.TempDir()
 	check.Must(t, os.WriteFile(dir+"/runtime", []byte(tellingRuntime), 0o700)) //nolint:gosec // a program
-	raw := check.Value(json.Marshal(map[string]string{"runtime": dir + "/runtime", "root": dir + "/crust"}))(t)
-	check.Must(t, os.WriteFile(dir+"/c.json", raw, 0o600))
+	check.Must(t, os.WriteFile(dir+"/c.json", check.Value(json.Marshal(map[string]string{"runtime": dir + "/runtime", "root": dir + "/crust"}))(t), 0o600))
 	b := &became{cmd: exec.Command(program, args...)}
 	b.cmd.Dir = dir
 	b.cmd.Env = append([]string{configVariable + "=" + dir + "/c.json", "PATH=" + os.Getenv("PATH")}, env...)

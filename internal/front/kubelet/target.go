@@ -25,8 +25,12 @@ func Describe(v *volume.Volume, rel string, dir int) {
 	}
 }
 
-// PodUID is the pod in pods/<uid>/volumes/..., a path below kubelet's root directory, or "".
+// PodUID is the pod in pods/<uid>/volumes/... or, of a raw block volume, in plugins/.../publish/<volume>/<uid>, a path
+// below kubelet's root directory, or "".
 func PodUID(rel string) string {
+	if dir, uid := path.Split(rel); strings.HasPrefix(dir, "plugins/kubernetes.io/csi/volumeDevices/publish/") && sys.IsPodUID(uid) {
+		return uid
+	}
 	parts := strings.SplitN(rel, "/", 4)
 	if len(parts) < 3 || parts[0] != "pods" || parts[2] != "volumes" || !sys.IsPodUID(parts[1]) {
 		return ""

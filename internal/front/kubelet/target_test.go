@@ -12,11 +12,13 @@ import (
 
 func TestDescribe(t *testing.T) {
 	for rel, pod := range map[string]string{
-		"pods/u-1/volumes/kubernetes.io~csi/pv/mount": "u-1",
-		"pods/u-1/volume-subpaths/pv/c/0":             "",
-		"pods/../volumes/x/y/mount":                   "",
-		"plugins/u-1/volumes/x":                       "",
-		"pods/u-1":                                    "",
+		"pods/u-1/volumes/kubernetes.io~csi/pv/mount":            "u-1",
+		"pods/u-1/volume-subpaths/pv/c/0":                        "",
+		"pods/../volumes/x/y/mount":                              "",
+		"plugins/u-1/volumes/x":                                  "",
+		"pods/u-1":                                               "",
+		"plugins/kubernetes.io/csi/volumeDevices/publish/pv/u-1": "u-1",
+		"plugins/kubernetes.io/csi/volumeDevices/staging/pv":     "",
 	} {
 		var v volume.Volume
 		Describe(&v, rel, sys.NoFD)

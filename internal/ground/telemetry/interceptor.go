@@ -66,8 +66,7 @@ func (i *Interceptors) stream(srv any, stream grpc.ServerStream, info *grpc.Stre
 	if i.Front != nil && !i.Front.Known[method] {
 		method = otherMethod
 	}
-	timed := i.Front != nil && method != otherMethod
-	return i.serve(stream.Context(), method, timed, func(ctx context.Context) error {
+	return i.serve(stream.Context(), method, i.Front != nil && method != otherMethod, func(ctx context.Context) error {
 		return handle(srv, &streamWithContext{ServerStream: stream, ctx: ctx})
 	})
 }

@@ -51,8 +51,7 @@ func whole(v *adminv1.Volume) string {
 }
 
 func namedBy(v *adminv1.Volume, id string) string {
-	pod := show.When(show.Pod(v) != "", " of pod "+show.Pod(v))
-	return show.Escape("volume " + show.VolumeName(v) + pod + " (" + id + ")")
+	return show.Escape("volume " + show.VolumeName(v) + show.When(show.Pod(v) != "", " of pod "+show.Pod(v)) + " (" + id + ")")
 }
 
 // isBare reports whether VOLUME may be the name of another volume next time: anybody may call a pod or a claim in

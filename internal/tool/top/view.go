@@ -190,8 +190,7 @@ func (t *table) messageLine() string {
 		return t.s.canvas.line(position, paint(show.Faint, show.Joined(", ", r.driver, r.handler, sandbox, t.s.canvas.escape(device))))
 	}
 	at := timeOf(r.v.GetLastErrorAt())
-	when := show.When(!at.IsZero(), age(t.s.now, at)+" ago: ")
-	return t.s.canvas.line(position, paint(show.Faint, when), paint(show.Red, r.err))
+	return t.s.canvas.line(position, paint(show.Faint, show.When(!at.IsZero(), age(t.s.now, at)+" ago: ")), paint(show.Red, r.err))
 }
 
 // hintLine shows the keys of a page, or those that end the typing of a filter.

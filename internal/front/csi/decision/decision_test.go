@@ -322,6 +322,10 @@ func TestSecondOwners(t *testing.T) {
 	again.PodNamespace, again.PodName = "ns", "db-0"
 	err := CheckSecondWriter(again, &State{Elsewhere: []deferral.Status{deferredFor("db-0", false)}}, nil)
 	refused(t, err, volume.InUse, refusal.PartyVolume, "the pod ns/db-0, another one of this name with the UID p2:")
+	again = check.Value(PublishRequest(driver, "ext4", "plugins/kubernetes.io/csi/volumeDevices/publish/pv/p1", &csi.NodePublishVolumeRequest{
+		VolumeContext: map[string]string{PodUIDKey: "p1", PodNamespaceKey: "ns", PodNameKey: "db-0"},
+	}))(t)
+	refused(t, CheckRawDevice(again, []deferral.Status{deferredFor("db-0", false)}), volume.InUse, refusal.PartyVolume, "another one of this name with the UID p2")
 }
 
 func TestGroups(t *testing.T) {
