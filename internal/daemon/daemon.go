@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,8 @@ import (
 	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/history"
 	"github.com/crust-proxy/crust-proxy/internal/daemon/sandboxes"
+	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
+	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/front/csi/staging"
 	"github.com/crust-proxy/crust-proxy/internal/front/kubelet"
 	"github.com/crust-proxy/crust-proxy/internal/front/pods"
@@ -80,7 +83,9 @@ type daemon struct {
 func (d *daemon) start(ctx context.Context) error {
 	cfg := d.settings.get()
 	d.settings.apply = d.apply
-	d.disks = newDisks(cfg, d.log)
+	d.disks = &disks{reader: ondisk.New(), formatter: mkfs.New(mkfs.Config{
+		Log: d.log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
+	})}
 	d.http = &telemetry.Server{
 		Listen: cfg.HTTP.Listen, Metrics: d.metrics.Registry, Pprof: cfg.HTTP.Pprof, Ready: d.readiness, Alive: d.alive, Log: d.log,
 		Remarks: d.remarks,

@@ -3,13 +3,11 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"path/filepath"
 	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/crust-proxy/crust-proxy/internal/daemon/config"
 	"github.com/crust-proxy/crust-proxy/internal/disk/mkfs"
 	"github.com/crust-proxy/crust-proxy/internal/disk/ondisk"
 	"github.com/crust-proxy/crust-proxy/internal/ground/openers"
@@ -30,12 +28,6 @@ const (
 type disks struct {
 	reader    *ondisk.Reader
 	formatter *mkfs.Formatter
-}
-
-func newDisks(cfg *config.Config, log *zap.Logger) *disks {
-	return &disks{reader: ondisk.New(), formatter: mkfs.New(mkfs.Config{
-		Log: log.Named("format"), LockFile: filepath.Join(cfg.RunDir, "format.lock"), AcceptLeftovers: cfg.Front.AcceptLeftovers,
-	})}
 }
 
 // Matches reports whether a filesystem of this size can be the one on a volume's device.

@@ -38,17 +38,28 @@ type living struct {
 	unsure error
 }
 
-// livingOf reads the records below a run directory: all of them, or with throughFront those of volumes that came through
-// the front; of all drivers, or of those named. A guard without a record may be of any.
+// livingOf is what onRecord finds below any root, and guards without a record, which may be of any driver.
 func livingOf(cfg *config.Config, throughFront bool, drivers ...string) living {
-	ours := func(driver string) bool { return len(drivers) == 0 || slices.Contains(drivers, driver) }
+	out := onRecord(cfg, "/", throughFront, drivers...)
+	lost, err := guard.NewRoot(cfg.KubeletRoot, "").Points(context.Background(), func(key volume.Key) bool { return deferral.HasRecord(cfg.StateDir(), key) })
+	out.unsure = errors.Join(out.unsure, err)
+	for _, point := range slices.Sorted(maps.Values(lost)) {
+		out.unsure = errors.Join(out.unsure, fmt.Errorf("%s has a guard and no record", point))
+	}
+	return out
+}
+
+// onRecord reads the records below a run directory: all of them, or with throughFront those of volumes that came through
+// the front; of all drivers, or of those named; of paths below a root.
+func onRecord(cfg *config.Config, root string, throughFront bool, drivers ...string) living {
+	ours := func(driver, path string) bool {
+		return sys.Within(root, path) && (len(drivers) == 0 || slices.Contains(drivers, driver))
+	}
 	volumes, held, err := deferral.OnRecord(cfg.StateDir(), !throughFront || len(drivers) > 0) // held ones need no call of the front
 	devices, stagedErr := staging.StagedDevices(cfg.StateDir())
-	onRecord := make(map[volume.Key]bool)
-	var out living
+	out := living{unsure: errors.Join(err, stagedErr)}
 	for i, v := range slices.Concat(volumes, held) {
-		onRecord[v.Key] = true
-		if what := describe(v); (v.Origin != nil || !throughFront) && ours(v.Driver) {
+		if what := describe(v); (v.Origin != nil || !throughFront) && (ours(v.Driver, v.Target) || ours(v.Driver, v.ResolvedTarget)) {
 			if i >= len(volumes) {
 				what += ", released by force while it was open: crustctl doctor says how to end what has it"
 			}
@@ -56,14 +67,9 @@ func livingOf(cfg *config.Config, throughFront bool, drivers ...string) living {
 		}
 	}
 	for _, one := range unpublished(devices, volumes) {
-		if ours(one.Driver) {
+		if ours(one.Driver, one.Path) {
 			out.volumes = append(out.volumes, fmt.Sprintf("%.200q of driver %s, staged at %s", one.VolumeID, one.Driver, one.Path))
 		}
-	}
-	lost, lostErr := guard.NewRoot(cfg.KubeletRoot, "").Points(context.Background(), func(key volume.Key) bool { return onRecord[key] })
-	out.unsure = errors.Join(err, stagedErr, lostErr)
-	for _, point := range slices.Sorted(maps.Values(lost)) {
-		out.unsure = errors.Join(out.unsure, fmt.Errorf("%s has a guard and no record", point))
 	}
 	return out
 }
@@ -95,18 +101,23 @@ func (l living) none() bool { return len(l.volumes)+len(l.drivers) == 0 && l.uns
 func (l living) text() string {
 	var lines []string
 	if n := len(l.volumes); n > 0 {
-		lines = append(lines, fmt.Sprintf("%d deferred volume(s) live on this node:\n  %s", n, strings.Join(l.volumes[:min(n, mostNamed)], "\n  ")))
-		if n > mostNamed {
-			lines = append(lines, fmt.Sprintf("  and %d more", n-mostNamed))
-		}
+		lines = append(lines, fmt.Sprintf("%d deferred volume(s) live on this node:\n  %s", n, firstOf(l.volumes)))
 	}
 	if len(l.drivers) > 0 {
 		lines = append(lines, fmt.Sprintf("%d CSI driver(s) are behind the front: %s", len(l.drivers), strings.Join(l.drivers, ", ")))
 	}
 	if l.unsure != nil {
-		lines = append(lines, fmt.Sprintf("deferred volumes may live on this node, as not all records can be read: %v", l.unsure))
+		lines = append(lines, fmt.Sprintf("deferred volumes may live on this node, as not all records can be read: %s", firstOf(strings.Split(l.unsure.Error(), "\n"))))
 	}
 	return strings.Join(lines, "\n")
+}
+
+// firstOf joins the first lines, and counts the others.
+func firstOf(lines []string) string {
+	if n := len(lines) - mostNamed; n > 0 {
+		lines = append(slices.Clone(lines[:mostNamed]), fmt.Sprintf("and %d more", n))
+	}
+	return strings.Join(lines, "\n  ")
 }
 
 // refusal is text, with what the user can do; the override leaves all as it is.
@@ -138,7 +149,9 @@ func mayLeave(before, next *config.Config) error {
 	found.drivers = registry.Registered(before.Front.KubeletRegistry)
 	why := found.refusal("front.abandonVolumes: true", os.Geteuid())
 	if found.none() {
-		if driversCame(before.CSISockets()) {
+		came, err := os.ReadDir(before.CSISockets()) // a driver's socket stays until a boot
+		made, statErr := os.Stat(before.CSISockets())
+		if len(came) > 0 || err == nil && statErr == nil && time.Since(made.ModTime()) > 10*time.Minute { // since the first start
 			return nil
 		}
 		why = "no driver has come to the front since the boot, and some may still come. " +
@@ -149,30 +162,29 @@ func mayLeave(before, next *config.Config) error {
 
 var errFrontStays = errors.New("front.enabled: false (the default) cannot be put in force")
 
-// driversCame reports whether a driver was behind the front since the boot (its CSI socket stays), or none came in ten
-// minutes. The daemon makes the directory at its first start.
-func driversCame(sockets string) bool {
-	found, err := os.ReadDir(sockets)
-	made, statErr := os.Stat(sockets)
-	return len(found) > 0 || err == nil && statErr == nil && time.Since(made.ModTime()) > 10*time.Minute
-}
-
-// mayStart is mayLeave for a start after the configuration that was accepted last. If that has no front, or there is
-// none to start with instead, only a volume that is known to live prevents the start: the daemon has to hold the
-// devices of the others. It also refuses to leave the records behind, or what they are of. If neither directory is the
-// same, the daemon is that of another kubelet.
-func mayStart(flags *config.Flags, cfg *config.Config) error {
-	before, _, err := flags.LoadAccepted()
-	moved := err == nil && flags.Accepted != "" && (before.RunDir == cfg.RunDir) != (before.KubeletRoot == cfg.KubeletRoot)
-	if moved && !cfg.Front.AbandonVolumes {
-		if found := livingOf(&before, false); !found.none() {
-			return fmt.Errorf("runDir and kubeletRoot cannot be changed: %s", found.refusal("front.abandonVolumes: true", os.Geteuid()))
-		}
-	}
-	if cfg.Front.Enabled {
+// mayMove returns an error for another run directory or kubelet root that loses volumes. Those of guards without a record
+// are lost already, and it may find them. If neither is the same, the daemon is that of another kubelet.
+func mayMove(before, next *config.Config) error {
+	if next.Front.AbandonVolumes || (before.RunDir == next.RunDir) == (before.KubeletRoot == next.KubeletRoot) {
 		return nil
 	}
-	if err != nil || !before.Front.Enabled {
+	if found := onRecord(before, before.KubeletRoot, false); !found.none() {
+		return fmt.Errorf("runDir and kubeletRoot cannot be changed: %s", found.refusal("front.abandonVolumes: true", os.Geteuid()))
+	}
+	return nil
+}
+
+// mayStart is mayMove and mayLeave for a start after the configuration that was accepted last. If that has no front, or there is
+// none, only a volume that is known to live prevents the start: the daemon has to hold the devices of the others.
+func mayStart(flags *config.Flags, cfg *config.Config) error {
+	before, _, err := flags.LoadAccepted()
+	if err != nil || flags.Accepted == "" {
+		before = *cfg
+	}
+	if moved := mayMove(&before, cfg); moved != nil || cfg.Front.Enabled {
+		return moved
+	}
+	if !before.Front.Enabled {
 		if before = *cfg; len(livingOf(cfg, true).volumes) == 0 {
 			return nil
 		}
@@ -181,8 +193,7 @@ func mayStart(flags *config.Flags, cfg *config.Config) error {
 }
 
 // leaveFront checks whether the daemon may start, and prepares a start without the front. It removes the registrations of
-// the drivers that were behind it: kubelet would call sockets that nobody serves, and would not accept the drivers from
-// anybody else.
+// the drivers that were behind it: kubelet would call sockets that nobody serves, and accept the drivers from nobody else.
 func leaveFront(flags *config.Flags, cfg *config.Config, log *zap.Logger) error {
 	if err := mayStart(flags, cfg); err != nil || cfg.Front.Enabled {
 		return err
@@ -232,11 +243,10 @@ func withdraw(_ context.Context, call invocation) error {
 		return err
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
-		if _, err := fmt.Fprintln(call.stdout, path); err != nil {
-			return err
-		}
+		_, failed := fmt.Fprintln(call.stdout, path)
+		err = errors.Join(err, failed)
 	}
-	return nil
+	return err
 }
 
 const (
@@ -262,7 +272,14 @@ func removableNodes(ctx context.Context, call invocation) error {
 	if err != nil {
 		return fmt.Errorf("no node can be asked whether deferred volumes live there: %w. If no pod of crust-proxy ever ran, none do: helm uninstall --no-hooks%s", err, afterRefusal(repair))
 	}
-	if err := askNodes(ctx, nodes, port, own); err != nil {
+	slices.Sort(nodes)
+	problems := make([]error, len(nodes)) // of each node with volumes, and of each that did not answer
+	sys.Each(askedAtOnce, slices.All(nodes), func(i int, node string) {
+		if problems[i] = askNode(ctx, net.JoinHostPort(node, port), own); problems[i] != nil {
+			problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
+		}
+	})
+	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("%w\nDelete the pods of the volumes, or drain the nodes, move the drivers back (docs/kubernetes.md, Removal), and try again; "+
 			"on a node, crustctl list and crust-proxy removable name the volumes.%s%s",
 			err, whatItIs, afterRefusal(repair))
@@ -277,18 +294,6 @@ func afterRefusal(repair string) string {
 	}
 	return "\nNothing was removed, but Helm now calls the release uninstalling: helm list hides it, and helm upgrade fails. " +
 		"To go on with the release:\n  " + repair + "\nTo remove it, run helm uninstall again when they are gone."
-}
-
-// askNodes asks all nodes. Its error has a line for each node with volumes, and for each that did not answer.
-func askNodes(ctx context.Context, nodes []string, port, own string) error {
-	slices.Sort(nodes)
-	problems := make([]error, len(nodes))
-	sys.Each(askedAtOnce, slices.All(nodes), func(i int, node string) {
-		if problems[i] = askNode(ctx, net.JoinHostPort(node, port), own); problems[i] != nil {
-			problems[i] = fmt.Errorf("node %s: %w", node, problems[i])
-		}
-	})
-	return errors.Join(problems...)
 }
 
 func askNode(ctx context.Context, address, own string) error {

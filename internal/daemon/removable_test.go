@@ -111,9 +111,12 @@ func TestRemovable(t *testing.T) {
 // TestUnreadableRecordsCountAsVolumes: what cannot be read may be a volume.
 func TestUnreadableRecordsCountAsVolumes(t *testing.T) {
 	run := stateWith(t)
-	check.Must(t, os.WriteFile(filepath.Join(run, "state", "volumes", "x.json"), []byte("{"), 0o600))
+	for i := range mostNamed + 3 {
+		check.Must(t, os.WriteFile(fmt.Sprintf("%s/state/volumes/x%02d.json", run, i), []byte("{"), 0o600))
+	}
 	code, said := askMain(t, "removable", "--run-dir", run)
-	check.That(t, code == exitError && strings.Contains(said, "may live"), "%d: %s", code, said)
+	check.That(t, code == exitError && !strings.Contains(said, "x20"), "%d: %s", code, said)
+	check.Says(t, "it", said, "may live", "x19.json", "and 3 more")
 	denied := living{unsure: fmt.Errorf("a record: %w", os.ErrPermission)}
 	check.Says(t, "it", denied.refusal("--abandon-volumes", 1), "as root")
 	check.Says(t, "it", denied.refusal("--abandon-volumes", 0), "--abandon-volumes") // as with an LSM
@@ -141,8 +144,7 @@ func TestFrontStaysOverABoot(t *testing.T) {
 		"a boot, shut down":      {on, off, true, nil, nil, "has listed none for ten minutes"},
 		"a restart":              {on, off, false, ebs, nil, "behind the front: ebs"},
 		"the rest of a file":     {on, "", false, ebs, nil, "(the default)"},
-		"volumes":                {on, off, false, nil, lvm, "/k/pods/p1/mount"},
-		"what to do":             {on, off, false, nil, lvm, "front.abandonVolumes: true"},
+		"volumes":                {on, off, false, nil, lvm, "front.abandonVolumes: true"},
 		"nothing is behind":      {on, off, false, nil, []string{"lvm*/p1"}, ""},
 		"insisted":               {on, insisted, true, ebs, lvm, ""},
 		"never on":               {off, "", true, ebs, nil, ""},
@@ -209,23 +211,29 @@ func TestUnreadableRecordsDoNotPreventTheStart(t *testing.T) {
 	}
 }
 
-// TestNoMoveUnderVolumes: with other directories they would be lost. The daemon of another kubelet has none of both.
+// TestNoMoveUnderVolumes: with other directories they would be lost. The daemon of another kubelet has none of both. A
+// move back from the wrong ones finds the volumes again.
 func TestNoMoveUnderVolumes(t *testing.T) {
-	run, root := stateWith(t, "lvm*/p1"), t.TempDir()
+	run, root := stateWith(t, "lvm*/p1"), "/k"
 	dirs := strings.NewReplacer("RUN", run, "ROOT", root, "ON", "front: {enabled: true")
 	for moved, stays := range map[string]bool{
 		"ON}, runDir: /run/b, kubeletRoot: ROOT": true, "ON}, runDir: RUN, kubeletRoot: /b": true, "ON}, runDir: /run/b, kubeletRoot: /b": false,
 		"ON}, runDir: RUN, kubeletRoot: ROOT": false, "ON, abandonVolumes: true}, runDir: /run/b, kubeletRoot: ROOT": false,
+		"ON}, runDir: RUN, kubeletRoot: /dev/null": true, // where guards cannot be listed
 	} {
-		for _, accepted := range []string{"", "{runDir: RUN, kubeletRoot: ROOT}", "{runDir: /run/empty, kubeletRoot: ROOT}"} {
-			n := newNode(t, dirs.Replace(accepted))
+		for _, accepted := range []string{"", "RUN, kubeletRoot: ROOT", "/run/empty, kubeletRoot: ROOT", "RUN, kubeletRoot: /wrong", "/run/empty, kubeletRoot: /dev/null"} {
+			n := newNode(t, "")
 			if accepted != "" {
+				n.write(dirs.Replace("{runDir: " + accepted + "}"))
 				n.start()
 			}
+			running := check.Value(n.load())(t)
 			n.write(dirs.Replace("{" + moved + "}"))
 			s := check.Value(n.load("--accepted", n.accepted))(t)
-			err, stays := leaveFront(s.flags, s.get(), zap.NewNop()), stays && strings.Contains(accepted, "RUN")
+			err, stays := leaveFront(s.flags, s.get(), zap.NewNop()), stays && accepted == "RUN, kubeletRoot: ROOT"
 			check.That(t, (err != nil) == stays && (err == nil || strings.Contains(err.Error(), "/k/pods/p1/mount")), "%s after %q: %v", moved, accepted, err)
+			running.reload()
+			check.That(t, (running.file().bad != nil) == stays, "%s is reloaded after %q: %v", moved, accepted, running.file().bad)
 		}
 	}
 }

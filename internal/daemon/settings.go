@@ -190,8 +190,10 @@ func (s *settings) reload() {
 	switch {
 	case err == nil && s.failed != nil && bytes.Equal(s.flags.Raw, s.failed) && !errors.Is(s.failedFor, errFrontStays):
 		err = s.failedFor
-	case err == nil && s.get().Front.Enabled:
-		err = mayLeave(s.get(), &next)
+	case err == nil:
+		if err = mayMove(s.get(), &next); err == nil && s.get().Front.Enabled {
+			err = mayLeave(s.get(), &next)
+		}
 	}
 	if err != nil {
 		s.reject(err, old)

@@ -331,6 +331,12 @@ func OnRecord(stateDir string, wantHeld bool) (out, held []*volume.Volume, err e
 	return out, held, errors.Join(slices.DeleteFunc(problems, gone)...)
 }
 
+// HasRecord reports whether a state directory has a record of a volume, even one that cannot be read.
+func HasRecord(stateDir string, key volume.Key) bool {
+	s := &store{dir: stateDir}
+	return unix.Access(s.path(volumesDir, key), unix.F_OK) == nil || unix.Access(s.path(removingDir, key), unix.F_OK) == nil
+}
+
 // heldRecord is a device that was released by force, until the kernel counts nobody who has it.
 type heldRecord struct {
 	Version  int            `json:"version"`

@@ -219,6 +219,7 @@ func TestOnRecord(t *testing.T) {
 	put("volumes", "/t/newer", boot, recordVersion+1)
 	got, _, err = OnRecord(dir, false)
 	check.That(t, err != nil && len(got) == 2, "a record that cannot be read: %v, %v", got, err)
+	check.That(t, HasRecord(dir, volume.KeyOf("/t/newer")) && HasRecord(dir, volume.KeyOf("/t/a")) && !HasRecord(dir, volume.KeyOf("/t/none")), "there is another")
 	check.Must(t, os.RemoveAll(dir+"/volumes"))
 	check.Must(t, os.WriteFile(dir+"/volumes", nil, 0o600))
 	got, _, err = OnRecord(dir, false)

@@ -125,11 +125,6 @@ func attached(k *cluster.Kube, v *cluster.Volume) bool {
 	return len(rig.Loops(filepath.Join(k.Dir, "data", v.Driver, "images", hashed(v)))) > 0
 }
 
-// stagingDirectory is where kubelet has a volume staged.
-func stagingDirectory(v *cluster.Volume) string {
-	return filepath.Join(cluster.KubeletRoot, "plugins/kubernetes.io/csi", v.Driver, hashed(v))
-}
-
 // mentioned tells whether one of the files of a pattern has some words.
 func mentioned(pattern, words string) bool {
 	found, _ := filepath.Glob(pattern)

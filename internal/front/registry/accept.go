@@ -92,7 +92,7 @@ func (c driverCheck) accept(socket string, info *registration.PluginInfo) (*Driv
 			"--kubelet-registration-path be the driver's", info.GetName(), endpoint)
 	case len(info.GetSupportedVersions()) > maxVersions:
 		return nil, refusef("driver %s: it supports %d CSI versions, and at most %d are taken", info.GetName(), len(info.GetSupportedVersions()), maxVersions)
-	case !slices.ContainsFunc(info.GetSupportedVersions(), isVersion1):
+	case !slices.ContainsFunc(info.GetSupportedVersions(), func(v string) bool { return strings.HasPrefix(strings.TrimPrefix(v, "v")+".", "1.") }):
 		return nil, refusef("driver %s: it supports the CSI versions %s, and a version 1 is needed",
 			info.GetName(), clip(fmt.Sprintf("%q", info.GetSupportedVersions())))
 	}
@@ -105,11 +105,6 @@ func claimed(info *registration.PluginInfo) *Driver {
 		return &Driver{}
 	}
 	return &Driver{Name: info.GetName(), Endpoint: clip(info.GetEndpoint())}
-}
-
-func isVersion1(version string) bool {
-	version = strings.TrimPrefix(version, "v")
-	return version == "1" || strings.HasPrefix(version, "1.")
 }
 
 // nodeInfo asks what kubelet asks at a registration, and for as long as kubelet waits. A driver that

@@ -198,12 +198,8 @@ func (f *served) listen(log *zap.Logger) error {
 // repair makes the socket anew if somebody removed it, or no connection can be accepted on it any more. The
 // caller holds the lock.
 func (f *served) repair(cfg *Config) {
-	select {
-	case <-f.ended:
-	default:
-		if id := idAt(f.socket); id == f.made && id != (socketID{}) {
-			return
-		}
+	if id := idAt(f.socket); !sys.IsClosed(f.ended) && id == f.made && id != (socketID{}) {
+		return
 	}
 	_ = f.listener.Close()
 	<-f.ended

@@ -56,7 +56,7 @@ func testConfig(dir string) Config {
 
 func newBench(t testing.TB, flavor kataemu.Flavor) *bench {
 	t.Helper()
-	b := &bench{cfg: testConfig(check.ShortDir(t)), flavor: flavor, fakeSandboxes: newFakeSandboxes(), stop: func() {}}
+	b := &bench{cfg: testConfig(check.ShortDir(t)), flavor: flavor, fakeSandboxes: &fakeSandboxes{pods: map[string][]string{}, destinations: []string{"/data"}}, stop: func() {}}
 	b.start(t)
 	t.Cleanup(func() { b.stop() })
 	return b
@@ -228,10 +228,6 @@ type fakeSandboxes struct {
 	// why it cannot be asked, or nil.
 	ended   map[string]bool
 	unasked error
-}
-
-func newFakeSandboxes() *fakeSandboxes {
-	return &fakeSandboxes{pods: map[string][]string{}, destinations: []string{"/data"}}
 }
 
 func (f *fakeSandboxes) add(pod, id string) {

@@ -254,7 +254,7 @@ func (c *client) mounting(ctx context.Context, paths []string) (users []string, 
 	if err != nil {
 		return nil, nil, err
 	}
-	unread = make(map[string]error)
+	unread, paths = make(map[string]error), sys.Map(paths, path.Clean)
 	for _, alive := range []bool{true, false} {
 		for _, container := range all {
 			id := container.GetPodSandboxId()
@@ -267,7 +267,7 @@ func (c *client) mounting(ctx context.Context, paths []string) (users []string, 
 			if err != nil {
 				unread[id] = askError(ctx, c.t.party, id, err)
 			}
-			if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return isOneOf(paths, m.GetHostPath()) }) {
+			if slices.ContainsFunc(mounts, func(m *runtimeapi.Mount) bool { return slices.Contains(paths, path.Clean(m.GetHostPath())) }) {
 				users = append(users, id)
 			}
 		}
@@ -277,10 +277,6 @@ func (c *client) mounting(ctx context.Context, paths []string) (users []string, 
 
 func mayRun(c *runtimeapi.Container) bool {
 	return c.GetState() == runtimeapi.ContainerState_CONTAINER_RUNNING || c.GetState() == runtimeapi.ContainerState_CONTAINER_UNKNOWN
-}
-
-func isOneOf(sources []string, source string) bool {
-	return slices.ContainsFunc(sources, func(one string) bool { return path.Clean(one) == path.Clean(source) })
 }
 
 // isSource reports whether a mount's host path is source, which is a resolved path. Kubelet's directory may be a
