@@ -95,7 +95,7 @@ func (w *writer) left() []string {
 		is   bool
 	}{
 		{"pod", exists(cluster.KubeletRoot + "/pods/" + string(w.UID))}, {stage, stagedFor(w.on.Volume)},
-		{device, attached(w.on.k, w.on.Volume)}, {directory, exists(cluster.KubeletRoot + "/plugins/kubernetes.io/csi/" + w.on.Volume.Driver + "/" + hashed(w.on.Volume))},
+		{device, attached(w.on.k, w.on.Volume)}, {directory, exists(cluster.KubeletRoot + "/plugins/kubernetes.io/csi/" + w.on.Driver + "/" + hashed(w.on.Volume))},
 		{"record", recorded(target)}, {"guard", guarded(target)},
 	} {
 		if one.is {
