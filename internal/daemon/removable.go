@@ -185,7 +185,7 @@ func mayStart(flags *config.Flags, cfg *config.Config) error {
 		return moved
 	}
 	if !before.Front.Enabled {
-		if before = *cfg; len(livingOf(cfg, true).volumes) == 0 {
+		if before = *cfg; len(onRecord(cfg, "/", true).volumes) == 0 {
 			return nil
 		}
 	}
@@ -198,7 +198,7 @@ func leaveFront(flags *config.Flags, cfg *config.Config, log *zap.Logger) error 
 	if err := mayStart(flags, cfg); err != nil || cfg.Front.Enabled {
 		return err
 	}
-	if found := livingOf(cfg, true); !found.none() {
+	if found := onRecord(cfg, "/", true); !found.none() {
 		log.Warn("the front is off, and not all volumes that came through it are known to be gone: " + found.text())
 	}
 	for _, path := range registry.Withdraw(cfg.Front.KubeletRegistry) {
