@@ -196,7 +196,7 @@ func (c *Cluster) handler(p *pod) (string, error) {
 	if !c.classes.current() {
 		return "", c.notReady("pod "+p.String()+": the handler of its runtime class "+p.class, allClasses)
 	}
-	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist (with --pod: in that file): make it, or correct the pod", p, p.class)
+	return "", volume.Errorf(volume.Busy, "pod %s has the runtime class %s, which does not exist: make it, or correct the pod", p, p.class)
 }
 
 // notReady is the error of something that is not known although it is watched.
