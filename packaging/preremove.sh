@@ -24,8 +24,11 @@ second() {
 	own=$(systemctl show --property=MainPID --value crust-proxy.service 2>/dev/null)
 	for exe in /proc/[0-9]*/exe; do
 		[ "$exe" != "/proc/$own/exe" ] || continue
-		[ "$exe" -ef /usr/bin/crust-proxy ] ||
-			{ [ "$(readlink "$exe")" = "/usr/bin/crust-proxy (deleted)" ] && [ "${exe%exe}root/usr/bin/crust-proxy" -ef /usr/bin/crust-proxy ]; } || continue
+		case $(readlink "$exe") in # first: a program of others may be on a server that hangs
+		/usr/bin/crust-proxy) [ "$exe" -ef /usr/bin/crust-proxy ] || continue ;;
+		"/usr/bin/crust-proxy (deleted)") [ "${exe%exe}root/usr/bin/crust-proxy" -ef /usr/bin/crust-proxy ] || continue ;;
+		*) continue ;;
+		esac
 		echo "crust-proxy: ${exe%/exe} still runs this program: stop it first" >&2
 		return 0
 	done
