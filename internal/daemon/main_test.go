@@ -108,7 +108,7 @@ lost: refused
 		"there is no Pod in it":                                     {"--pod", dir + "/none.yaml"},
 		"there are several Pods in it":                              {"--pod", dir + "/two.yaml"},
 		`unknown field "spec.runtimeclass"`:                         {"--pod", dir + "/odd.yaml"},
-		"has the runtime class kata-fast, which is not in it":       {"--pod", dir + "/classless.yaml"},
+		"has the runtime class kata-fast, which does not exist":     {"--pod", dir + "/classless.yaml"},
 	} {
 		code, said := askMain(t, append([]string{"validate"}, args...)...)
 		check.That(t, strings.Contains(said, want) && (code == exitOK) == strings.Contains(said, " rule "),

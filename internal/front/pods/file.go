@@ -51,9 +51,6 @@ func Read(file []byte) (decision.Pod, error) {
 	if err != nil || k.pod == nil {
 		return decision.Pod{}, cmp.Or(err, errors.New("there is no Pod in it"))
 	}
-	if _, there := cluster.classes.get(k.pod.class); k.pod.class != "" && !there {
-		return decision.Pod{}, errors.New("pod " + k.pod.String() + " has the runtime class " + k.pod.class + ", which is not in it: add that RuntimeClass")
-	}
 	for _, v := range k.unlearned() {
 		found, err := sourceIn(objects, v.Claim, claims[v.Claim])
 		if failed[v.Name] = err; err == nil {
